@@ -62,7 +62,7 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Ro
   return e;
 }
 
-/// Throws where one launch cannot have so many blocks: the driver takes 32 bits of each figure.
+/// Throws if one launch cannot have that many blocks: the driver reads 32 bits of each dimension.
 void check_grid(const BoundStep& step, const Target& target, const DeviceInfo& device) {
   const auto& grid = step.geometry.grid;
   const auto& most = target.max_grid;
@@ -79,7 +79,7 @@ void check_grid(const BoundStep& step, const Target& target, const DeviceInfo& d
   }
 }
 
-/// Everything of a step but its bindings. The step was found to be legal.
+/// Everything of a legal step but its bindings.
 BoundStep make_step(const Device& device, const PlanStep& plan_step, const Constants& constants,
                     const Extents& extents) {
   const Target& target = device.impl().target();
@@ -143,7 +143,7 @@ class Wiring {
       const TensorSpec& tensor = op.expected()[i];
       if (!tensor.present) continue;
       const Binding binding{Binding::From::caller, i};
-      // Outputs take no part until a step writes them.
+      // Outputs are not connected until a step writes them.
       if (tensor.access != TensorAccess::in) outputs_[tensor.name] = binding;
       if (tensor.access == TensorAccess::out) continue;
       environment_[std::string(tensor.name)] = binding;
@@ -191,8 +191,8 @@ class Wiring {
   }
 
  private:
-  /// The operator's name of a parameter's tensor: the name in the first covered stage that has it
-  /// and that the operator does not leave out, or the name that this use renames it to.
+  /// The operator's name of a parameter's tensor: its name in the first covered stage that has it
+  /// and that the operator uses, or the name to which this use renames it.
   static std::string logical_name(const Template& t, const Parameter& parameter,
                                   const Coverage& covered, std::span<const StageUse> uses) {
     for (std::size_t i = parameter.cover; i < t.covers.size(); ++i) {

@@ -19,9 +19,9 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
 std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& problem,
                                          const PlanStep& step);
 
-/// Binds a fold; the caller provides its tensors, in the order of FoldArguments. Of its two steps a
-/// launch enqueues the first, or the second one: backwards. Throws Error(kBadInput) for options out
-/// of range.
+/// Binds a fold; the caller provides its tensors, in the order of FoldArguments. It has two steps:
+/// a launch enqueues the first, or backwards the second. Throws Error(kBadInput) for options out of
+/// range.
 std::shared_ptr<OperatorImpl> bind_fold(const Device& device, const FoldOptions& options);
 
 }  // namespace wyvern

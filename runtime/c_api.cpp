@@ -39,7 +39,7 @@ wyvern_runtime::wyvern_runtime(wyvern::RuntimeOptions options, const std::string
 struct wyvern_operator {
   wyvern::Operator op;
   std::int32_t origin;
-  /// Null where it never becomes so.
+  /// Null if it never becomes outdated.
   std::shared_ptr<const std::atomic<bool>> outdated;
   std::string plan;
 };
@@ -47,9 +47,9 @@ struct wyvern_operator {
 namespace wyvern {
 namespace {
 
-/// This thread's last message, where it could not be stored: one that needs no storing.
+/// A literal instead of this thread's last message, if that could not be stored.
 thread_local const char* unstored_message = nullptr;
-/// Where it could. A type of its own, as a thread has one of each.
+/// The stored message. A type of its own, since a thread owns one object of each type.
 struct StoredMessage {
   std::string text;
 };
@@ -104,7 +104,7 @@ RuntimeOptions options_of(const wyvern_runtime_options& from) {
 
 Plan plan_of(const char* json) {
   if (std::optional<Plan> plan = plan_from_json(json)) return *std::move(plan);
-  // As much of it as tells which one is meant.
+  // Enough of it to recognize it.
   constexpr std::size_t kShown = 60;
   std::string shown(json, ::strnlen(json, kShown + 1));
   if (shown.size() > kShown) shown.replace(kShown - 3, std::string::npos, "...");
@@ -170,7 +170,7 @@ class TensorReader {
  private:
   static_assert(kOperatorTensors <= 64);
 
-  /// Callers mostly go by the table's order: the search starts where the last one ended.
+  /// Callers mostly use the table's order: the search starts where the last one ended.
   std::size_t place_of(const wyvern_tensor& from) const {
     if (from.name == nullptr) bad_input("the name of a tensor is null; it must not be");
     const std::string_view name = from.name;
@@ -248,7 +248,7 @@ static_assert(static_cast<int>(DType::fp32) == 0 && WYVERN_FP16 - WYVERN_FP32 ==
 static_assert(kMaxRank <= WYVERN_MAX_RANK);
 
 void read_tensor(const wyvern_tensor& from, TensorView& to) {
-  // Nothing is said of it but that it is not there.
+  // Only its name is set: it is absent.
   if (from.data == nullptr && from.rank == 0 && from.dtype == 0) return;
   if (from.dtype < WYVERN_FP32 || from.dtype > WYVERN_FLOAT8_E5M2)
     bad_input(fmt::format("{} has dtype {}; it must be a wyvern_dtype, {} to {}", from.name,

@@ -89,7 +89,7 @@ std::vector<KernelStore::Future> KernelStore::futures_of(const OperatorImpl& op,
   return futures;
 }
 
-/// Ends the task when `attempt` returns an entry or throws: all who wait for the kernel get either.
+/// Ends the task when `attempt` returns an entry or throws: all waiting threads get the result.
 template <class Attempt>
 void KernelStore::settle(Task& task, Attempt&& attempt) {
   try {
@@ -104,7 +104,7 @@ void KernelStore::settle(Task& task, Attempt&& attempt) {
 
 void KernelStore::fail(Task& task, std::exception_ptr error) {
   {
-    // First, so that who hears of the failure and tries again starts anew.
+    // First, so that a thread that sees the failure and tries again starts a new task.
     const Lock lock(mutex_);
     kernels_.erase(task.local_key);
   }
@@ -125,7 +125,7 @@ std::optional<KernelStore::Entry> KernelStore::from_row(DeviceImpl& device, cons
   }
 }
 
-/// Before the compiler is opened, which need not be there.
+/// Before the compiler is opened, which may be missing.
 std::optional<KernelStore::Entry> KernelStore::from_shipped(DeviceImpl& device, const Task& task) {
   if (shipped_->empty()) return {};
   return from_row(device, task, shipped_->find(task.request.target.name(), code_key(task.request)));
@@ -147,8 +147,8 @@ ArtifactClaim KernelStore::claim_of(const Task& task, Time give_up) {
 KernelStore::Entry KernelStore::compiled_once(DeviceImpl& device, const Task& task, Time give_up) {
   std::optional<ArtifactClaim> claim = claim_of(task, give_up);
   if (std::optional<Entry> entry = from_cache(device, task)) return std::move(*entry);
-  // Whoever had the claim before could not store the artifact. Nor may this process: holding the
-  // claim would make all that wait for it compile one after the other.
+  // The previous holder of the claim could not store the artifact. This process may not be able to
+  // either: if it held the claim, all waiting processes would compile one after another.
   if (claim->waited()) claim.reset();
   const Artifact artifact = compile(task.request);
   ++compiled_;

@@ -119,7 +119,7 @@ TEST(TuningDistance, CrossesOptionsByTheirStatedDistances) {
 TEST(TuningDistance, AddsWhatDiffersAlone) {
   Problem without = shape(1, 4096, 8, 8), with = without;
   without.op = with.op = "kda";
-  // Pieces of the key that only others bring with them.
+  // Pieces of the key that only occur with others.
   without.use_gate_in_kernel = with.use_gate_in_kernel = with.has_dt_bias = true;
   EXPECT_DOUBLE_EQ(apart(without, with), 0.5);
   without.lower_bound = with.lower_bound = -5.0F;

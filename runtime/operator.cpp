@@ -29,7 +29,7 @@ std::string shape_text(const Shape& shape, int rank) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.begin() + rank, ", "));
 }
 
-/// What messages call a tensor.
+/// A tensor's name in messages.
 std::string_view shown(std::string_view name, ShownName of) {
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): names are literals, with their NUL
   return of == nullptr ? name : of(name.data());
@@ -103,7 +103,7 @@ std::uintptr_t bytes_between_rows(const TensorView& tensor, int outer_dims) {
          size_of(tensor.dtype);
 }
 
-/// What a strided tensor may be, for a message.
+/// The legal strides of a tensor, for a message.
 std::string_view legal_strides(const TensorSpec& expected) {
   if (!expected.strided) return "";
   if (expected.outer_dims == 1)
@@ -136,7 +136,7 @@ std::string_view legal_strides(const TensorSpec& expected) {
                         kTensorAlignment));
 }
 
-/// Throws where not each range is there once.
+/// Throws unless each range is there once.
 void check_order(std::span<const std::int32_t> order) {
   std::bitset<kMaxRanges + 1> seen;
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -349,7 +349,7 @@ void Operator::launch(const Arguments& arguments, void* workspace, Stream stream
     const TensorView& seqlens = *tensors[kSeqlens];
     if (!arguments.cu_seqlens_host.empty())
       validate_seqlens(impl_->problem, arguments.cu_seqlens_host);
-    // Kernels read this one: a good host copy does not excuse it where it can be checked.
+    // Kernels read this one, so it is checked where it can be, even with a valid host copy.
     if (impl_->device.impl().host_memory()) validate_seqlens(impl_->problem, seqlens);
   }
   impl_->enqueue(tensors, workspace, stream, 0, impl_->steps.size());

@@ -23,7 +23,7 @@
 namespace wyvern {
 namespace {
 
-/// Appends every plan that starts with `plan` and covers uses[first] and all uses behind it.
+/// Appends every plan that starts with `plan` and covers uses[first] and all uses after it.
 void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t first,
             const Target& target, std::int64_t BT, Plan& plan, std::vector<Plan>& plans) {
   if (first == uses.size()) {
@@ -50,7 +50,7 @@ struct Priced {
 /// The cheapest plans of one problem, chunk size by chunk size.
 class Cheapest {
  public:
-  /// `sizes`: the problem whose sequences and tokens there are to work on.
+  /// `sizes`: the problem whose sequences and tokens the costs are for.
   Cheapest(const Problem& problem, const Problem& sizes, std::span<const StageUse> uses,
            const Target& target)
       : problem_(problem), sizes_(sizes), uses_(uses), target_(target) {
@@ -58,44 +58,45 @@ class Cheapest {
       covers_.push_back(covers(uses, first, target.device));
   }
 
-  /// Of all plans with chunks of BT, split or not.
-  void look_at(std::int64_t BT) {
+  /// Searches all plans with chunks of BT, split or not.
+  void search(std::int64_t BT) {
     whole_.clear();
-    look_at({BT, 0});
+    try_shortest_path({BT, 0});
     const Workload work = work_of(sizes_, target_, {BT, 0}, Rows::tokens);
     for (const std::int64_t SEG : segment_lengths(target_.device))
-      if (work.longest * problem_.num_householder >= 2 * SEG * BT) look_at({BT, SEG});
+      if (work.longest * problem_.num_householder >= 2 * SEG * BT) try_shortest_path({BT, SEG});
   }
 
   const std::optional<Plan>& plan() const { return plan_; }
 
  private:
-  struct Way {
+  struct Node {
     double us = std::numeric_limits<double>::infinity();
     std::size_t next = 0;
     const PlanStep* step = nullptr;
   };
 
-  /// The shortest way through all uses. Templates of segments only with a SEG.
-  void look_at(PlanShape shape) {
+  /// Keeps the shortest path through all uses if it is the cheapest plan so far. Templates of
+  /// segments need a SEG.
+  void try_shortest_path(PlanShape shape) {
     std::map<std::pair<std::size_t, const Template*>, std::optional<Priced>> split;
-    std::vector<Way> ways(uses_.size() + 1);
-    ways.back().us = 0;
+    std::vector<Node> nodes(uses_.size() + 1);
+    nodes.back().us = 0;
     for (std::size_t first = uses_.size(); first-- > 0;)
       for (const auto& [t, count] : covers_[first]) {
         const bool splits = t->tunable("SEG") != nullptr;
-        const Way& rest = ways[first + count];
+        const Node& rest = nodes[first + count];
         if ((splits && shape.SEG == 0) || std::isinf(rest.us)) continue;
         const auto [known, is_new] = (splits ? split : whole_).try_emplace({first, t});
         if (is_new) known->second = priced(*t, first, count, shape);
-        if (!known->second || known->second->us + rest.us >= ways[first].us) continue;
-        ways[first] = {known->second->us + rest.us, first + count, &known->second->step};
+        if (!known->second || known->second->us + rest.us >= nodes[first].us) continue;
+        nodes[first] = {known->second->us + rest.us, first + count, &known->second->step};
       }
-    if (ways.front().us >= us_) return;
-    us_ = ways.front().us;
+    if (nodes.front().us >= us_) return;
+    us_ = nodes.front().us;
     plan_.emplace();
-    for (std::size_t use = 0; use < uses_.size(); use = ways[use].next)
-      plan_->push_back(*ways[use].step);
+    for (std::size_t use = 0; use < uses_.size(); use = nodes[use].next)
+      plan_->push_back(*nodes[use].step);
   }
 
   std::optional<Priced> priced(const Template& t, std::size_t first, std::size_t count,
@@ -150,7 +151,7 @@ Extents sizes_of(const Problem& problem, PlanShape shape, Rows rows) {
 Workload work_of(const Problem& problem, const Target& target, PlanShape shape, Rows rows) {
   Workload work;
   work.shape = shape;
-  // An architecture alone says nothing of how many blocks run side by side.
+  // An architecture alone does not say how many blocks run in parallel.
   if (target.device == DeviceKind::cuda && target.limits.multiprocessors == 0) return work;
   work.extents = sizes_of(problem, shape, rows);
   work.extents.S = problem.N;
@@ -189,7 +190,7 @@ Constants problem_constants(const Problem& problem) {
 
 Constants step_constants(const Problem& problem, std::span<const StageUse> covered) {
   Constants constants = problem_constants(problem);
-  // Tensors that a caller sees have no unit.
+  // Callers' tensors have no unit.
   constants.STATE_UNIT = problem.dtype == DType::fp16 && !constants.KEEP_STATES;
   const Values& own = covered.front().constants;
   return own.empty() ? constants : constants.with(own);
@@ -199,7 +200,7 @@ namespace {
 
 /// How many uses from `first` on the template carries out; 0: it does not. `found`, if given, gets
 /// the use of each covered stage. An optional stage is the next use, or the problem has none: the
-/// template does its work wherever the problem asks for it, and must not do it again.
+/// template does a stage's work whenever the problem has it, so no other step may have done it.
 std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std::size_t first,
                          std::vector<std::size_t>* found = nullptr) {
   const auto was_before = [&](const Cover& cover) {
@@ -388,7 +389,7 @@ Plan default_plan(const Problem& asked, const Target& target) {
   const std::span<const std::int64_t> chunks = chunk_sizes(problem, target.device);
   Cheapest cheapest(problem, sizes, uses, target);
   for (const std::int64_t BT : chunks) {
-    cheapest.look_at(BT);
+    cheapest.search(BT);
     if (asked.batch_invariant && cheapest.plan()) break;  // the largest that has one
   }
   if (cheapest.plan()) return *cheapest.plan();

@@ -20,13 +20,13 @@
 namespace wyvern {
 namespace {
 
-/// Thousands of winners are listed in milliseconds; a problem that none serves asks for them again
-/// and again.
+/// Listing thousands of winners takes milliseconds; a problem without a usable one would list them
+/// each time.
 constexpr auto kFresh = std::chrono::seconds(1);
-/// What another GPU of the architecture adds to a distance, as much as an option of the inputs.
+/// Added to a distance for another GPU of the architecture: as much as an option of the inputs.
 constexpr double kAnotherGpu = 0.5;
 
-/// What families of the operator and pass begin with: "kda/forward/".
+/// The prefix of families of the operator and pass: "kda/forward/".
 std::string_view operator_and_pass(std::string_view family) {
   return family.substr(0, family.find('/', family.find('/') + 1) + 1);
 }
@@ -76,7 +76,7 @@ std::optional<PlanChoice> CachePlanSource::find(const DeviceInfo& device, const 
     if (!tried.insert(one.row->plan).second) return true;
     std::string problem;
     if (std::optional<Plan> plan = plan_of(*one.row, check, problem)) {
-      // A winner of another driver is still the best that is known, but no longer exact.
+      // A winner of another driver is still the best known one, but no longer exact.
       const bool exact = one.kinship == Kinship::exact && one.row->driver == device.driver;
       choice.plan = std::move(*plan);
       choice.origin = exact ? Origin::exact : Origin::nearest;
@@ -91,7 +91,7 @@ std::optional<PlanChoice> CachePlanSource::find(const DeviceInfo& device, const 
   });
   const bool none = choice.origin == Origin::fallback;
   if (none && passed_over.empty()) return {};
-  // That a neighbour could not serve matters where no other does.
+  // That a neighbour's plan was refused matters only if no other is used.
   if (none || passed_exact) choice.passed_over = std::move(passed_over);
   return choice;
 }

@@ -600,7 +600,7 @@ TEST(Plans, OfBatchInvariantProblemsHaveNoOther) {
   EXPECT_NO_THROW(bind_operator(cpu, p, small, /*is_default=*/true));
 }
 
-TEST(Plans, WideHeadsHaveOneWithKeptIntermediates) {
+TEST(Plans, WideHeadsHaveOneWithWrittenIntermediates) {
   for (const std::string_view op : operators())
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       Problem p;

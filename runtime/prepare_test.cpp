@@ -424,7 +424,7 @@ TEST_F(PrepareTest, AnArtifactThatDoesNotLoadIsCompiledAnew) {
   }
 }
 
-TEST_F(PrepareTest, AStoredPlanThatDoesNotBindGivesWayAndIsToldOfOnce) {
+TEST_F(PrepareTest, AStoredPlanThatDoesNotBindIsReplacedWithOneWarning) {
   const Problem p = problem(16);
   Runtime runtime(options(std::make_shared<OnePlan>(Plan{{"no_such_template", {}}})));
   for (int i = 0; i < 2; ++i) {
@@ -438,7 +438,7 @@ TEST_F(PrepareTest, AStoredPlanThatDoesNotBindGivesWayAndIsToldOfOnce) {
     EXPECT_NE(said_.front().find(part), std::string::npos) << said_.front();
 }
 
-TEST_F(PrepareTest, AStoredPlanOutsideItsSpaceGivesWayAndIsToldOfOnce) {
+TEST_F(PrepareTest, AStoredPlanOutsideItsSpaceIsReplacedWithOneWarning) {
   const Problem p = problem(16);
   const ProblemKey key = problem_key(p);
   WinnerRow row;
@@ -472,7 +472,7 @@ TEST_F(PrepareTest, AStoredPlanOutsideItsSpaceGivesWayAndIsToldOfOnce) {
   }
 }
 
-TEST_F(PrepareTest, AStoredPlanThatDoesNotLoadGivesWayAndIsToldOfOnce) {
+TEST_F(PrepareTest, AStoredPlanThatDoesNotLoadIsReplacedWithOneWarning) {
   const Problem p = problem(128);
   const Plan stored = other_plan_of(p);
   const auto source = std::make_shared<OnePlan>(stored);

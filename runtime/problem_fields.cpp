@@ -348,7 +348,7 @@ constexpr std::array kFields{
         .narrows = true,
         .illegal = {[](Problem& p) { p.disable_recompute = p.return_intermediate_states = true; },
                     "return_intermediate_states is true .. disable_recompute"}},
-    // Of sequences about as long as the mean plans are those without a hint.
+    // With sequences about as long as the mean, plans are the same as without a hint.
     ProblemField{.name = "seqlens_hint",
                  .member = &Problem::seqlens_hint,
                  .help = "tokens of the longest sequence of a packed batch, for the plan alone",
@@ -392,7 +392,7 @@ constexpr std::array kFields{
                  .constant = constant::OUTPUT_STATE_INDEX,
                  .illegal = {[](Problem& p) { p.inplace_state = p.output_state_index = true; },
                              "output_state_index is true .. state_index and inplace_state"}},
-    // Without a piece of the key: kernels take it when they are launched.
+    // Without a piece of the key: it is a parameter of launches.
     ProblemField{.name = "null_slot_zero",
                  .member = &Problem::null_slot_zero,
                  .help = "index 0 is none of a slot, as those below 0",
@@ -521,7 +521,7 @@ constexpr std::array kFields{
         .constant = constant::CHECKPOINT_OFFSETS,
         .illegal = {[](Problem& p) { p.pass = Pass::recurrent, p.checkpoint_offsets = true; },
                     "checkpoint_offsets is true .. false for the recurrent pass"}},
-    // How many rows there are no plan depends on: the piece is that there are some.
+    // No plan depends on the number of rows: the piece only says that there are some.
     ProblemField{.name = "checkpoint_rows",
                  .member = &Problem::checkpoint_rows,
                  .help = "rows of checkpoints with checkpoint_every",

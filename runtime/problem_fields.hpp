@@ -44,7 +44,8 @@ struct FieldKey {
   std::string_view before = {};            ///< "/" or ","
   std::string_view name = {};              ///< "initial_state"
   bool (*when)(const Problem&) = nullptr;  ///< null: where is_set()
-  /// Follows "name="; empty: the name stands alone. Null: the field's own value, none of a bool.
+  /// Follows "name="; empty: the piece is the name. Null: the field's own value; nothing for a
+  /// bool.
   std::string (*value)(const Problem&) = nullptr;
 };
 

@@ -22,7 +22,7 @@ std::int64_t now() noexcept {
 struct Entry {
   std::uint64_t runtime = 0, version = 0;
   std::int64_t since = 0;
-  const DeviceImpl* device = nullptr;  ///< kept by the operator
+  const DeviceImpl* device = nullptr;  ///< the operator keeps it alive
   Problem problem;
   std::weak_ptr<const OperatorImpl> op;
 };

@@ -102,7 +102,7 @@ void for_each_task(const Problem& p, unsigned threads, const Work& work) {
 
 // --- Forward and recurrent -----------------------------------------------------------------------
 
-/// Element i of an index tensor, where it is one of a slot.
+/// Element i of an index tensor, if it is a slot's index.
 std::optional<std::int64_t> slot_at(const Context& c, const TensorView& index, std::int64_t i) {
   const auto slot = static_cast<std::int64_t>(load(index, i));
   if (slot < (c.p.null_slot_zero ? 1 : 0) || slot >= c.p.state_slots) return {};
@@ -151,7 +151,7 @@ Doubles starting_state(const Context& c, Task task, std::int64_t slot) {
   return zeros(c.layout.size());
 }
 
-/// Leaves one head's state in a slot of the pool.
+/// Writes one head's state to a slot of the pool.
 void write_slot(const Context& c, Reference& result, std::int64_t slot, std::int64_t head,
                 Doubles S) {
   const std::int64_t which = slot * c.p.HV + head;
@@ -201,7 +201,7 @@ class Drafts {
     return true;
   }
 
-  /// Leaves the state after token t where the problem has it.
+  /// Writes the state after token t to its tensor.
   void leave(std::int64_t t, const Doubles& S, Reference& result) {
     const Problem& p = c_.p;
     if (p.parent) after_.back() = S;
@@ -290,8 +290,8 @@ Reference forward(const Context& c, unsigned threads) {
 
 // --- Backward ------------------------------------------------------------------------------------
 
-/// Sums value heads' gradients of x [rows,H,K] over each key head's group, and takes them through
-/// the norm.
+/// Sums value heads' gradients of x [rows,H,K] over each key head's group, and computes the norm's
+/// backward pass.
 Doubles sum_groups(const Problem& p, const TensorView& x, const Doubles& heads) {
   const std::int64_t group = p.HV / p.H, rows = std::ssize(heads) / (group * p.K);
   Doubles sums = zeros(rows * p.K), input = zeros(p.K);
@@ -470,8 +470,8 @@ double least_resolution(DType dtype) {
   }
 }
 
-/// The relative error, root mean square, of rounding numbers to a float8 type where it is largest:
-/// all a little above a power of two, and evenly spread about the type's numbers there.
+/// The largest relative error, root mean square, of rounding numbers to a float8 type: for numbers
+/// a little above a power of two, uniformly distributed around the type's numbers there.
 double float8_rounding(DType dtype) {
   return std::ldexp(1.0, dtype == DType::float8_e4m3 ? -3 : -2) / std::sqrt(12.0);
 }

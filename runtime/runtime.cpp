@@ -46,11 +46,11 @@ class Runtime::Impl {
     return op;
   }
 
-  /// The operator by the best plan known that this build and device accept. One whose kernels do
-  /// not load gives way to the default plan, and later to the next one.
+  /// The operator by the best known plan that this build and device accept. A plan whose kernels do
+  /// not load is replaced by the default plan, and later by the next one.
   std::shared_ptr<OperatorImpl> prepare(const Device& device, const Problem& problem,
                                         PlanSource& source) {
-    // Which winners there are must not change a bit.
+    // Results must not depend on stored winners.
     if (problem.batch_invariant) return prepare_default(device, problem);
     const ProblemKey key = problem_key(problem);
     // The check binds the plan, which is not checked again then.
@@ -74,7 +74,7 @@ class Runtime::Impl {
         bound = bind(device, problem, choice->plan);
       return load(std::move(bound), choice->origin);
     } catch (const Error& error) {
-      // Where the default plan fails too, its exception is the one to report.
+      // If the default plan fails too, its exception is reported.
       std::shared_ptr<OperatorImpl> op = prepare_default(device, problem);
       refuse(device, key, choice->plan, error);
       return op;
@@ -117,7 +117,7 @@ class Runtime::Impl {
     return device.info().name + '/' + key.to_string();
   }
 
-  /// Says once what cannot be used; other counts of tokens or sequences change nothing of it.
+  /// Warns once about a plan that cannot be used, for all counts of tokens and sequences.
   void tell_of(const Device& device, const ProblemKey& key, const PlanChoice& choice)
       WYVERN_EXCLUDES(mutex_) {
     {

@@ -34,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-/// How often a wait checks whether to stop, and the grace of a process that was asked to stop.
+/// How often a wait checks whether to stop, and how long a process may take to stop.
 constexpr int kGlanceMs = 50;
 constexpr std::chrono::seconds kGrace{2};
 
@@ -48,8 +48,7 @@ std::string program_beside_the_library() {
   return "wyvern";
 }
 
-/// Where this process has NVRTC from, which need not be where the loader looks; empty where it has
-/// none.
+/// The folder of this process's NVRTC, which the loader need not search; empty without NVRTC.
 std::string folder_of_nvrtc() {
   for (const char* const name : {"libnvrtc.so.13", "libnvrtc.so.12"}) {
     void* const library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
@@ -154,8 +153,8 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  /// The child's whole output; the child has ended then. Once asked to stop it has a grace, then it
-  /// is killed.
+  /// The child's whole output; the child has ended then. When asked to stop it has some time to
+  /// end, then it is killed.
   std::string read_to_end(const std::function<bool()>& stopping) {
     std::string text;
     bool asked = false, over = false;

@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A problem that was asked for on a device, from then on.
+/// A problem that was requested on a device, from then on.
 struct Tuning {
   Tuning(Device on, Problem what, double budget)
       : device(std::move(on)), problem(std::move(what)), budget_s(budget) {}
@@ -86,7 +86,7 @@ class PolicyRuntime::Impl {
     const auto deadline =
         Clock::now() + std::chrono::duration<double>(std::min(longest.count(), kYear));
     Lock lock(mutex_);
-    look_for_fork();
+    check_for_fork();
     while (left() != 0 && !stopping_ && Clock::now() < deadline) {
       const auto nap = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
       changed_->wait_for(lock, nap);
@@ -98,7 +98,7 @@ class PolicyRuntime::Impl {
     std::unique_ptr<std::thread> thread;
     {
       const Lock lock(mutex_);
-      look_for_fork();
+      check_for_fork();
       stopping_ = true;
       queue_.clear();
       thread = std::move(thread_);
@@ -112,13 +112,13 @@ class PolicyRuntime::Impl {
 
   /// A child of fork() has none of its parent's threads: their tunings remain the parent's, and
   /// their wait objects are abandoned.
-  void look_for_fork() WYVERN_REQUIRES(mutex_) {
+  void check_for_fork() WYVERN_REQUIRES(mutex_) {
     if (pid_ == ::getpid()) return;
     pid_ = ::getpid();
     for (const auto& [name, tuning] : known_) tuning->ended = true;
     queue_.clear();
     busy_ = false;
-    // Their ends would wait for these threads.
+    // Their destructors would wait for these threads.
     [[maybe_unused]] const std::thread* const thread = thread_.release();
     [[maybe_unused]] const Condition* const changed = changed_.release();
     changed_ = std::make_unique<Condition>();
@@ -133,7 +133,7 @@ class PolicyRuntime::Impl {
   std::shared_ptr<Tuning> enqueue(const Device& device, const Problem& problem, double budget_s)
       WYVERN_EXCLUDES(mutex_) {
     const Lock lock(mutex_);
-    look_for_fork();
+    check_for_fork();
     if (stopping_) return nullptr;
     std::shared_ptr<Tuning>& tuning = known(device, problem);
     if (tuning == nullptr) {
@@ -159,7 +159,7 @@ class PolicyRuntime::Impl {
   void tune_now(const Device& device, const Problem& problem, double budget_s)
       WYVERN_EXCLUDES(mutex_) {
     Lock lock(mutex_);
-    look_for_fork();
+    check_for_fork();
     std::shared_ptr<Tuning> tuning = known(device, problem);
     if (tuning == nullptr)
       tuning = known(device, problem) = std::make_shared<Tuning>(device, problem, budget_s);

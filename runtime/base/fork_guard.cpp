@@ -13,8 +13,8 @@ using namespace std::chrono_literals;
 /// NoForks of this thread, one inside the other.
 thread_local int depth = 0;
 
-/// Work that begins lets forks that wait go first, as long as work follows on work without a gap;
-/// not for ever, since what a fork waits for may itself wait for this.
+/// New work lets waiting forks go first, so that back-to-back work cannot starve them; not for
+/// ever, since the work that a fork waits for may itself wait for this.
 constexpr auto kNap = 1ms;
 constexpr int kNaps = 100;
 
@@ -59,8 +59,8 @@ void ForkGuard::leave() {
   --working_;
 }
 
-// How many mutexes these take is known only when they run. A condition variable would not do to
-// wait on: the child would inherit it with waiters that no longer are.
+// How many mutexes these take is known only when they run. It cannot wait on a condition variable:
+// the child would inherit it with waiters that no longer exist.
 void ForkGuard::hold() WYVERN_UNCHECKED_LOCKING {
   ++waiting_;
   gate_.lock();

@@ -1,4 +1,4 @@
-// JSON that others wrote: rows of packs and of the database, plans, documents.
+// JSON from outside: rows of packs and of the database, plans, documents.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,7 +13,7 @@ constexpr int kDeepestJson = 64;
 /// Whether lists and objects nest more than kDeepestJson deep; the text need not be valid JSON.
 bool is_too_deep(std::string_view json) noexcept;
 
-/// The value of a text; a discarded one where it is no JSON, or too deep.
+/// The value of a text; a discarded one if it is not JSON, or too deep.
 nlohmann::json parse_json(std::string_view text);
 
 }  // namespace wyvern

@@ -1,6 +1,6 @@
-// Mutexes whose use Clang checks: which member needs which lock stands beside the member, and
-// -Wthread-safety (the test `thread_safety`) fails where one is touched without it. Other compilers
-// see plain mutexes. Every room above that locks uses these.
+// Mutexes whose use Clang checks: each member names the lock that it needs, and -Wthread-safety
+// (the test `thread_safety`) fails where a member is used without its lock. Other compilers see
+// plain mutexes. Every other room uses these.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@
 /// On a function or lambda: its caller holds the mutex; or does not, since the function takes it.
 #define WYVERN_REQUIRES(mutex) WYVERN_THREAD_ATTRIBUTE(requires_capability(mutex))
 #define WYVERN_EXCLUDES(mutex) WYVERN_THREAD_ATTRIBUTE(locks_excluded(mutex))
-/// On a function whose locking cannot be told at compile time; say why beside it.
+/// On a function whose locking is not known at compile time; say why beside it.
 #define WYVERN_UNCHECKED_LOCKING WYVERN_THREAD_ATTRIBUTE(no_thread_safety_analysis)
 
 namespace wyvern {
@@ -36,12 +36,12 @@ class WYVERN_THREAD_ATTRIBUTE(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
-/// Holds a mutex for a scope. unlock() and lock() let it go in between.
+/// Holds a mutex for a scope. unlock() releases it in between, lock() locks it again.
 class WYVERN_THREAD_ATTRIBUTE(scoped_lockable) Lock {
  public:
   explicit Lock(Mutex& mutex) WYVERN_THREAD_ATTRIBUTE(acquire_capability(mutex))
       : lock_(mutex.mutex_) {}
-  /// Of a mutex that the caller holds already.
+  /// For a mutex that the caller already holds.
   Lock(Mutex& mutex, std::adopt_lock_t adopt) WYVERN_REQUIRES(mutex) : lock_(mutex.mutex_, adopt) {}
   ~Lock() WYVERN_THREAD_ATTRIBUTE(release_capability()) = default;
   Lock(const Lock&) = delete;

@@ -26,7 +26,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// The question that follows the names, or nothing: of short names every other one is near.
+/// The question that follows the names; nothing for short names, to which every other one is near.
 std::string question(std::string_view wanted, const std::vector<std::string_view>& names) {
   constexpr std::size_t kShortest = 3;
   if (wanted.size() < kShortest) return "";

@@ -7,13 +7,13 @@
 
 namespace wyvern {
 
-/// The text with each byte or character that would act on a terminal instead of showing (line
-/// breaks, escapes, the overrides of reading order, what is not UTF-8) as an escape: "\n", "\x1b".
+/// The text with each byte or character that would control a terminal (line breaks, escapes,
+/// overrides of reading order, invalid UTF-8) as an escape: "\n", "\x1b".
 std::string printable(std::string_view text);
-/// The same of a text that has lines: line feeds and tabs stay.
+/// The same for a text of several lines: line feeds and tabs stay.
 std::string printable_lines(std::string_view text);
 
-/// "1 row", "2 rows": a number with the noun, which makes its plural with an s.
+/// "1 row", "2 rows": a number with its noun, whose plural ends with an s.
 std::string count_text(std::int64_t count, std::string_view noun);
 
 /// "wyvern: SENTENCE." on stderr, made printable. The sentence has no full stop.

@@ -58,7 +58,8 @@ std::string sha256_hex(std::string_view bytes) {
   const std::size_t whole = bytes.size() / kBlock * kBlock;
   for (std::size_t i = 0; i < whole; i += kBlock) compress(state, data + i);
 
-  // The tail: what is left, a 1 bit, zeros, and the length in bits as the last 8 bytes of a block.
+  // The tail: the remaining bytes, a 1 bit, zeros, and the length in bits as the last 8 bytes of a
+  // block.
   std::array<unsigned char, 2 * kBlock> tail{};
   const std::size_t left = bytes.size() - whole;
   if (left != 0) std::memcpy(tail.data(), data + whole, left);

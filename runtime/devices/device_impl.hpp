@@ -18,7 +18,7 @@
 
 namespace wyvern {
 
-/// A tensor map of a launch, complete but for the tensor's address, which each launch puts in.
+/// A tensor map of a launch, complete but for the tensor's address, which each launch sets.
 struct BoundTensorMap {
   std::size_t argument = 0;  ///< which of the launch's arguments the tensor is
   TensorMap map{};
@@ -28,9 +28,9 @@ struct BoundTensorMap {
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  /// Enqueues one grid. `arguments` holds the contract's pointers in order, `maps` what encode()
-  /// made of the template's tensor maps, `strides` the row strides of its strided tensors in order;
-  /// a grid with a zero dimension launches nothing. Allocates nothing, takes no lock.
+  /// Enqueues one grid. `arguments` holds the contract's pointers in order, `maps` the results of
+  /// encode() for the template's tensor maps, `strides` the row strides of its strided tensors in
+  /// order; a grid with a zero dimension launches nothing. Allocates nothing, takes no lock.
   virtual void launch(const Geometry& geometry, std::span<void* const> arguments,
                       std::span<const BoundTensorMap> maps, std::span<const std::int64_t> strides,
                       const Extents& extents, Stream stream) const = 0;
@@ -54,13 +54,13 @@ class Replay {
   virtual void launch(Stream stream) = 0;
 };
 
-/// How much measuring a kind of device needs, for the tuner.
+/// How many measurements a kind of device needs, for the tuner.
 struct Measuring {
   std::size_t samples = 1;  ///< most samples of one step
   double samples_us = 0;    ///< and most time for them
   double compare_s = 0;     ///< most time for comparing whole plans
   bool cold = false;        ///< samples of a step start from a flushed cache
-  /// Compilers that run on the host meanwhile do not disturb it.
+  /// Compilers that run on the host do not disturb measurements.
   bool beside_compilers = false;
 };
 
@@ -74,7 +74,7 @@ struct Rates {
   std::string basis;
 };
 
-/// How a device is at this moment, as far as its driver tells; 0 and empty: it does not.
+/// A device's present state as reported by its driver; 0 or empty: not reported.
 struct DeviceState {
   std::string unit;      ///< which one of its model it is: a GPU's UUID
   double clock_mhz = 0;  ///< of its multiprocessors
@@ -97,8 +97,8 @@ class DeviceImpl {
   virtual void synchronize(Stream stream) = 0;
 
   /// Loads code at once (nothing is left for the first launch). `block` is the largest launch it
-  /// will get: threads per block and dynamic shared memory; throws Error(kUnavailable) when the
-  /// device cannot launch it so, naming the figure.
+  /// will get: threads per block and dynamic shared memory; throws Error(kUnavailable) that names
+  /// the figure when the device cannot launch that.
   virtual std::shared_ptr<const Kernel> load(const Artifact& artifact, const Geometry& block) = 0;
 
   /// The map of a view of a tensor whose address is not known yet. Throws Error(kUnavailable) on a
@@ -117,7 +117,7 @@ class DeviceImpl {
   /// Kernels work in the host's memory: the host may read their inputs when they are launched.
   virtual bool host_memory() const = 0;
   virtual Measuring measuring() const = 0;
-  /// Where nothing tells them they are measured now, in about half a second.
+  /// Measured, in about half a second, if they are not known.
   virtual Rates rates() const = 0;
   /// Asks the driver: not for a hot path. Thread-safe.
   virtual DeviceState state() const { return {}; }
@@ -131,9 +131,9 @@ class DeviceImpl {
 class DeviceProvider {
  public:
   virtual ~DeviceProvider() = default;
-  /// How its devices are called, for messages: "cpu", "cuda:N".
+  /// The names of its devices, for messages: "cpu", "cuda:N".
   virtual std::string_view names() const = 0;
-  /// The ordinal of the device that is called so; nothing when the name is not of this kind.
+  /// The ordinal of the device of this name; nothing when the name is not of this kind.
   virtual std::optional<int> ordinal(std::string_view name) const = 0;
   /// The devices of this kind. Never throws: an unusable device is listed with its problem.
   virtual std::vector<DeviceInfo> list() const = 0;
@@ -144,7 +144,7 @@ class DeviceProvider {
 /// Every kind of device, the CPU first; Device::best() prefers the later.
 std::span<const DeviceProvider* const> device_providers();
 
-/// The one that each folder gives.
+/// The provider that each folder defines.
 const DeviceProvider& cpu_devices();
 const DeviceProvider& cuda_devices();
 

@@ -20,7 +20,7 @@ namespace {
 
 bool has_gate(const Problem& p) { return gate_kind(p) != GateKind::none; }
 
-/// The name that a scan's states go by.
+/// The name of a scan's states.
 std::string states_name(const Problem& p) {
   const bool returned = p.pass == Pass::forward && p.return_intermediate_states && !p.state_v_first;
   return returned ? "intermediate_states" : "h";

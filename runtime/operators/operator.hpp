@@ -22,13 +22,13 @@ namespace wyvern {
 
 /// How the layers of a library call an operator. All of them leave the norms of q and k to it.
 struct CallStyle {
-  std::string_view library;     ///< "transformers", "fla"; with what is particular to the calls
+  std::string_view library;     ///< "transformers", "fla"; with what distinguishes the calls
   bool gate_in_kernel = false;  ///< A_log and dt_bias are given, g has q's dtype; else g is fp32
   bool beta_sigmoid = false;    ///< beta are logits
   bool state_v_first = false;
   bool no_gate = false;                ///< no g, where the decay is optional
   bool no_lower_bound = false;         ///< not even the preset's
-  void (*decode)(Problem&) = nullptr;  ///< makes the decoding call of it, where that is another
+  void (*decode)(Problem&) = nullptr;  ///< turns a call into the decoding call, where they differ
   std::int64_t short_prefill = 0;      ///< a prefill of at most so many tokens is recurrent
   bool packs_masked = false;    ///< with an attention mask the batch is packed, cu_seqlens int32
   bool packs_training = false;  ///< training steps may have packed batches, cu_seqlens int32

@@ -13,14 +13,14 @@ namespace wyvern {
 struct PresetCall {
   std::string name;  ///< "transformers: first prefill"
   Problem problem;   ///< T is 0, the caller's choice, or the most that the call has
-  /// To be called when T and options have been set; null: nothing is left to do.
+  /// Call it when T and options have been set; null: nothing is left to do.
   void (*finish)(Problem&) = nullptr;
 };
 
 /// For each library whose models have the preset's heads, its main one first: the first prefill (no
 /// initial state), a prefill that continues from a state, the forward and the backward pass of a
 /// training step, decoding, and where its layers do so prefills by the recurrent pass, and all of
-/// these packed, or those of training alone. `dtype` is that of q, k, v and o. Throws
+/// these packed, or those of training alone. `dtype` is the dtype of q, k, v and o. Throws
 /// Error(kBadInput) that lists the presets.
 std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype);
 

@@ -45,8 +45,9 @@ class Recurrence {
                          std::span<double> dS, GradientRows& gradients) = 0;
 };
 
-/// The delta rule with beta, and a decay as the problem's gate has it (none, scalar, vector):
-/// S~ = a S; u = beta (v - S~^T k); S = S~ + k u^T. Of several steps a token the first one decays.
+/// The delta rule with beta, and a decay as the problem's gate has it (none, scalar, vector): S~ =
+/// a S; u = beta (v - S~^T k); S = S~ + k u^T. With several steps a token only the first one
+/// decays.
 std::unique_ptr<Recurrence> delta_recurrence(const Problem& problem, const Arguments& host,
                                              std::int64_t sequence, std::int64_t head);
 

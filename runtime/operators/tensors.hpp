@@ -76,7 +76,7 @@ enum class Quantity : std::uint8_t {
   computed,        ///< written by a pass; an input only with disable_recompute
 };
 
-/// One tensor of an operator. A gradient's name is its input's after a "d".
+/// One tensor of an operator. A gradient's name is "d" and its input's name.
 struct TensorRule {
   std::string_view name;  ///< of Arguments
   TensorRole role = TensorRole::input;
@@ -84,8 +84,8 @@ struct TensorRule {
   Dims dims;
   DType (*dtype)(const Problem&) = nullptr;
   bool (*present)(const Problem&) = nullptr;  ///< for a problem of the operator
-  /// Its rows of tokens, or slots, may be strided: default plans accept it so, but for o where
-  /// fwd_o or kda_fwd_o writes it.
+  /// Its rows of tokens, or slots, may be strided: default plans accept that, but for o where fwd_o
+  /// or kda_fwd_o writes it.
   bool strided = false;
 };
 inline constexpr bool kStrided = true;

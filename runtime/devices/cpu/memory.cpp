@@ -47,7 +47,7 @@ constexpr Names kFirst{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.
 constexpr Names kSecond{"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
 
 /// The bytes that the group at `path` and all groups above it leave. A container may see its own
-/// group as the root, under a path that is not there.
+/// group as the root, and then the path does not exist.
 std::uint64_t left_in(const fs::path& root, const Names& names, fs::path path) {
   std::uint64_t least = kNoLimit;
   for (path = path.relative_path();; path = path.parent_path()) {

@@ -113,8 +113,8 @@ void widest_update(float* data, std::size_t count, std::size_t passes) {
   update<4>(data, count, passes);
 }
 
-/// Bytes read and written a second by updates of what was updated before, for data of each size:
-/// its bytes on all threads, and the rate.
+/// Bytes read and written a second by repeated updates of the same data, for each size: its bytes
+/// on all threads, and the rate.
 std::vector<std::pair<double, double>> cached_rates(int threads) {
   constexpr std::size_t kLeast = std::size_t{16} << 10,
                         kMost = std::size_t{64} << 20;  // per thread

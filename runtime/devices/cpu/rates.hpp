@@ -5,7 +5,7 @@
 
 namespace wyvern {
 
-/// Memory copy and fp32 FMA rates of so many threads at once, in about half a second.
+/// Memory copy and fp32 FMA rates of `threads` threads together; takes about half a second.
 Rates measure_cpu_rates(int threads);
 
 }  // namespace wyvern

@@ -21,7 +21,7 @@ class ThreadPool {
   unsigned threads() const noexcept;
   /// Calls body(context, i, scratch) once for each i in [0, count), in no particular order, and
   /// returns when all have returned. scratch holds at least `scratch_bytes`, aligned to 64 bytes,
-  /// and is the running thread's own: a thread allocates it when it first needs as much.
+  /// and belongs to the running thread, which allocates it when it first needs that much.
   void run(std::int64_t count, std::size_t scratch_bytes, Body body, const void* context);
 
   /// The processors this process may run on.

@@ -67,7 +67,8 @@ const char* bind_all(GetProcAddress get, Driver& d) {
   WYVERN_BIND(cuGetErrorName);
   WYVERN_BIND(cuGetErrorString);
 #undef WYVERN_BIND
-  // Without these only the templates that need them are out, and rows do not say which GPU it was.
+  // Without these only the templates that need them are excluded, and rows do not say which GPU it
+  // was.
   resolve(get, "cuLaunchKernelEx", d.cuLaunchKernelEx);
   resolve(get, "cuTensorMapEncodeTiled", d.cuTensorMapEncodeTiled);
   resolve(get, "cuTensorMapReplaceAddress", d.cuTensorMapReplaceAddress);
@@ -117,8 +118,8 @@ const Driver* driver(std::string* problem) {
     std::string problem;
     std::unique_ptr<Driver> driver = open_driver("libcuda.so.1", problem);
   };
-  // Never freed: an operator or a runtime in a static object, as of a Python extension, frees its
-  // kernels and memory when the process ends, after objects made later than itself are gone.
+  // Never freed: an operator or a runtime in a static object, such as a Python extension's, frees
+  // its kernels and memory when the process ends, after later objects have been destroyed.
   static const Opened* const opened = new Opened;
   if (problem != nullptr) *problem = opened->problem;
   return opened->driver.get();

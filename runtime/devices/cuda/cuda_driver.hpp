@@ -24,7 +24,7 @@ using Function = void*;
 using Graph = void*;
 using GraphExec = void*;
 
-/// Values of CUdevice_attribute, CUfunction_attribute and others that are asked for.
+/// Values of CUdevice_attribute, CUfunction_attribute and others that Wyvern queries.
 enum DeviceAttribute : int {
   kClockRateKhz = 13,
   kMultiprocessorCount = 16,

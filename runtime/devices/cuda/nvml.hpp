@@ -8,11 +8,11 @@
 
 namespace wyvern::cuda {
 
-/// The state of the GPU of this UUID ("GPU-..."), figures that cannot be had left at 0. The first
+/// The state of the GPU of this UUID ("GPU-..."), figures that are not available are 0. The first
 /// call takes tens of milliseconds. Thread-safe.
 DeviceState gpu_state(const std::string& uuid);
 
-/// The installed driver's own version, "580.159.03"; empty where the kernel does not tell.
+/// The installed driver's own version, "580.159.03"; empty if the kernel does not report it.
 std::string driver_version();
 
 }  // namespace wyvern::cuda

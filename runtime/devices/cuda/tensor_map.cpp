@@ -64,7 +64,7 @@ TensorMap encode_tiled(const Driver& d, const TiledView& view, DType dtype) {
   if (rank == 0 || view.strides.size() + 1 != rank || view.box.size() != rank)
     refuse(view, dtype, "it must have as many dims as box has, and one more than strides");
   auto dims = as<std::uint64_t>(view.dims);
-  // Nothing is copied of an empty tensor, whose map the driver would refuse.
+  // The driver would refuse the map of an empty tensor, of which nothing is loaded.
   std::replace(dims.begin(), dims.begin() + rank, std::uint64_t{0}, std::uint64_t{1});
   const auto strides = as<std::uint64_t>(view.strides);
   const auto box = as<std::uint32_t>(view.box);

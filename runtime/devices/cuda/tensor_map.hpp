@@ -1,4 +1,4 @@
-// Tensor maps: how the hardware of Hopper and later is told of a tensor whose tiles it copies.
+// Tensor maps, which describe to TMA the tensors whose tiles it loads and stores.
 #pragma once
 
 #include <wyvern/dtype.hpp>
@@ -8,7 +8,7 @@
 
 namespace wyvern::cuda {
 
-/// Whether this driver makes tensor maps.
+/// Whether this driver supports tensor maps.
 inline bool has_tensor_maps(const Driver& d) {
   return d.cuTensorMapEncodeTiled != nullptr && d.cuTensorMapReplaceAddress != nullptr;
 }
