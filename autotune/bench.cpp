@@ -52,7 +52,7 @@ Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache
       timer_(device.impl().make_timer()),
       clock_([device] { return device.impl().state().clock_mhz; }) {
   full_.keep(runtime_);
-  if (gates_matter(problem)) compared_.push_back(full_.with_gates(kLastingGates, seed + 3));
+  if (gates_matter(problem)) compared_.push_back(full_.with_gates(kSlowDecay, seed + 3));
   if (!device.impl().measuring().cold) return;
   flush_bytes_ = static_cast<std::size_t>(2 * device.impl().cache_bytes());
   flush_ = device.allocate(flush_bytes_);
@@ -115,9 +115,9 @@ void Bench::check(Trial& trial, const Plan& plan, Outcome& outcome) {
   }
 }
 
-/// The same on sequences of several segments, where the reduced problem's have one, with gates so
-/// weak that a segment passes its state on. It takes the oracle seconds, so that only plans that
-/// have come far are worth it.
+/// The same on sequences of several segments (the reduced problem's have one), with decay so slow
+/// that a segment's state reaches the next. The oracle takes seconds, so only finalists are
+/// checked.
 void Bench::check_segments(const Plan& plan, Outcome& outcome) {
   const PlanShape shape = shape_of(plan);
   const std::int64_t segment = shape.BT * shape.SEG;
@@ -157,7 +157,7 @@ void* Bench::workspace(const Operator& op) {
 }
 
 /// Makes sure the step finds its inputs: runs the steps before it, unless the workspace still holds
-/// their outputs from the last candidate. (A step writes nothing that it or its like reads.)
+/// their outputs from the last candidate. (No candidate for a step writes an input of that step.)
 void Bench::run_before(const Operator& op, std::size_t step) {
   void* const memory = workspace(op);
   Plan before = op.plan();
@@ -180,7 +180,7 @@ std::unique_ptr<Replay> Bench::record(const Operator& op, const Arguments& argum
   });
 }
 
-/// One replay in us, the cache cold where the device is measured so.
+/// One replay in us, with a flushed cache if the device is measured that way.
 double Bench::time_once(Replay& replay) {
   if (flush_) device_.fill(flush_.get(), 0, flush_bytes_, stream_.get());
   timer_->start(stream_.get());
@@ -193,7 +193,7 @@ Series Bench::sample_step(const Operator& op, std::size_t step, double bar, int 
                           bool& rejected) {
   auto replay = record(op, full_.device(), step, step + 1, 1);
   const double first = time_once(*replay);
-  // Beyond four times the bar cold first launches tell enough, where it was not one hiccup.
+  // Beyond four times the bar cold first launches are enough, unless one was a hiccup.
   if (bar > 0 && first > 4 * bar) {
     const double second = time_once(*replay);
     rejected = second > 4 * bar;
@@ -212,7 +212,7 @@ Series Bench::sample_step(const Operator& op, std::size_t step, double bar, int 
         steady_window([&] { windows.push_back(sample_window(*replay, launches, bar, rejected)); },
                       [&] { return pace(); });
     series = std::move(windows[steady]);
-    // The first launch may have been slow: by the median other configs will be told the same.
+    // The first launch may have been slow: the median gives other configs the same number.
     const int wanted = repeats_for(summarize(series.samples).median);
     if (!free || rejected || wanted == launches) break;
     launches = wanted;
@@ -221,12 +221,12 @@ Series Bench::sample_step(const Operator& op, std::size_t step, double bar, int 
   return series;
 }
 
-/// Beside a sample that was just taken.
+/// Right after a sample.
 void Bench::note_clock(std::vector<double>& clocks) {
   if (const double mhz = clock_.mhz(); mhz > 0) clocks.push_back(mhz);
 }
 
-/// As many samples as the device's kind is given.
+/// As many samples as the device's kind allows.
 Series Bench::sample_window(Replay& replay, int repeats, double bar, bool& rejected) {
   const Measuring measuring = device_.impl().measuring();
   Series series;
@@ -264,7 +264,7 @@ void Bench::set_pace(const Plan& plan) {
   capture(repeats_for(time_once(*pace_)));
 }
 
-/// How fast the device is now, by work that is always the same.
+/// The device's present speed, measured by work that is always the same.
 Timing Bench::pace() {
   std::vector<double> samples;
   for (std::size_t i = 0; pace_ && i < kPaceSamples; ++i) samples.push_back(time_once(*pace_));

@@ -22,10 +22,10 @@
 
 namespace wyvern {
 
-/// Not thread-safe. Device faults come out as Error(kUnavailable); the device is lost then.
+/// Not thread-safe. A device fault is Error(kUnavailable), and the device is lost then.
 class Bench {
  public:
-  /// `cu_seqlens`: of a packed problem; empty: uneven_offsets().
+  /// `cu_seqlens`: the offsets of a packed problem; empty: uneven_offsets().
   Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
         std::uint64_t seed, std::vector<std::int64_t> cu_seqlens = {});
 
@@ -103,7 +103,7 @@ class Bench {
   double last_pace_us_ = 0;
   Workspace pace_workspace_;
   std::set<std::string> right_;  ///< plans that have passed their checks
-  /// Whose outputs the full workspace holds: the steps that ran last, empty for nothing known.
+  /// The steps whose outputs the full workspace holds, those that ran last; empty: unknown.
   std::string prefix_;
 };
 

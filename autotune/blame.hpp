@@ -1,5 +1,4 @@
-// Whose failure it was: the config's, which is remembered, or the machine's, which says nothing of
-// the config.
+// Decides whether a failure was the config's, which is stored, or the machine's, which is not.
 #pragma once
 
 #include <wyvern/error.hpp>
@@ -20,7 +19,7 @@ Status blame(const Error& error, bool on_cpu);
 /// spells it.
 bool names_shortage(std::string_view text);
 
-/// Whether a process ended by that signal did so of itself, as SIGSEGV tells. SIGKILL comes from
+/// Whether a process ended by that signal caused it itself, as with SIGSEGV. SIGKILL comes from
 /// others: from a user, or from a system short of memory.
 bool own_fault(int signal);
 

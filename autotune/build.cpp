@@ -12,7 +12,7 @@
 namespace wyvern {
 namespace {
 
-/// How often a wait looks whether it was interrupted.
+/// How often a wait checks for an interruption.
 constexpr auto kGlance = std::chrono::milliseconds(100);
 
 /// The worker that measures, and this process, which it answers.
@@ -142,7 +142,7 @@ std::int64_t CompileAhead::compiled() const {
 void CompileAhead::work() {
   try {
     work_until_stopped();
-  } catch (...) {  // no memory to say what became of a build
+  } catch (...) {  // no memory for a build's result
     const Lock lock(mutex_);
     failure_ = std::current_exception();
     finished_.notify_all();

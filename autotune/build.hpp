@@ -63,8 +63,8 @@ class CompilingBuilder final : public Builder {
   Problem problem_;
 };
 
-/// The result of a build: `built`, or the Error's text and kind; kIo for an exception that is no
-/// Error, such as std::bad_alloc.
+/// The result of a build: `built`, or the Error's text and kind; kIo for another exception, such as
+/// std::bad_alloc.
 struct BuildResult {
   std::optional<Built> built;
   std::string error;
@@ -74,8 +74,8 @@ struct BuildResult {
 /// Builds, and throws nothing.
 BuildResult try_build(Builder& builder, const KernelSpec& spec);
 
-/// Threads that compile where `jobs` are asked for; 0: one a core, but for two cores with
-/// `overlap`, which are left to the measurements meanwhile.
+/// The number of compile threads for `jobs`; 0: one a core, but with `overlap` two cores are left
+/// to the measurements.
 unsigned compile_threads(unsigned jobs, bool overlap);
 
 /// Builds queued specs on compile_threads(jobs, overlap) threads. With `overlap`, at any time.
@@ -90,7 +90,7 @@ class CompileAhead {
 
   /// The specs that will be needed, soonest first; replaces the queued specs that were not begun.
   void announce(std::span<const KernelSpec> specs) WYVERN_EXCLUDES(mutex_);
-  /// Waits for the spec to be built; nothing when `interrupted` came true first.
+  /// Waits for the spec to be built; nothing when `interrupted` became true first.
   [[nodiscard]] std::optional<BuildResult> wait(const KernelSpec& spec,
                                                 const std::function<bool()>& interrupted)
       WYVERN_EXCLUDES(mutex_);

@@ -7,7 +7,7 @@
 namespace wyvern {
 namespace {
 
-/// Of the time that passes, at most one part in so many goes into asking.
+/// Readings take at most one part in this many of the time.
 constexpr double kShare = 20;
 
 }  // namespace

@@ -10,10 +10,10 @@ namespace wyvern {
 /// Used from one thread.
 class ClockTrack {
  public:
-  /// `read`: MHz, 0 where the device does not tell; asked once here, since the first answer may
-  /// have to load a library. `seconds`: a steady clock, replaced in tests.
+  /// `read`: MHz, 0 if the device does not report it; called once here, since the first call may
+  /// load a library. `seconds`: a steady clock, replaced in tests.
   explicit ClockTrack(std::function<double()> read, std::function<double()> seconds = steady);
-  /// MHz; 0 for good once the device did not tell.
+  /// MHz; 0 from the first time on that the device did not report it.
   double mhz();
 
  private:

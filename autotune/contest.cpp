@@ -7,19 +7,19 @@
 namespace wyvern {
 namespace {
 
-/// Medians of different minutes are off by their drift, about a percent each, and by noise; by
-/// more where the device's pace has changed by more, as far as that is no matter of noise.
+/// Medians of different minutes differ by drift, about a percent each, and by noise; by more if the
+/// device's speed has changed by more than noise.
 constexpr double kRaced = 1.06;
 constexpr double kMostDrift = 0.2;
-constexpr double kMostRaced = 24;  ///< within kRaced; in proportion where that is more
+constexpr double kMostRaced = 24;  ///< within kRaced; proportionally more if that is larger
 /// Measured in turn, remaining differences are noise.
 constexpr double kTied = 1.02;
 constexpr std::size_t kMostSwaps = 24;
 constexpr std::size_t kRanked = 3;
-/// A chunk size whose best sum is within this of the best takes part in the comparison: effects
-/// that sums leave out (launches, data cached between steps) are of this order.
+/// A chunk size whose best sum is within this factor of the best is compared too: effects that sums
+/// leave out (launches, data cached between steps) are of this order.
 constexpr double kNear = 1.25;
-/// A group below this share of the whole moves it by less than noise.
+/// A group below this share of the whole changes it by less than noise.
 constexpr double kNegligible = 1.0 / 200;
 /// Plans of the first round that enter the second.
 constexpr std::size_t kSecondRound = 6;
@@ -75,7 +75,7 @@ bool Contest::race(double seconds) {
     if (!series) return false;
     for (std::size_t i = 0; i < heat.size(); ++i) {
       Series& own = (*series)[i];
-      if (own.samples.empty()) continue;  // it was right before: its earlier time stands
+      if (own.samples.empty()) continue;  // it was correct before: its earlier time remains
       Outcome outcome = *results_.find(heat[i]);
       outcome.samples = std::move(own.samples);
       outcome.clocks_mhz = std::move(own.clocks_mhz);
@@ -106,7 +106,7 @@ void Contest::enter_ranked() {
       if (plan.sum_us <= kNear * ranked.front().sum_us) add(plan);
 }
 
-/// The best plan with each config that is tied with its own in that one's place.
+/// The best plan with each tied config in place of its own.
 void Contest::enter_swaps() {
   const std::vector<RankedPlan> ranked = best_plans(space_, results_, 1);
   if (ranked.empty()) return;

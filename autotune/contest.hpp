@@ -29,12 +29,13 @@ class Contest {
   /// Times whole operators in two rounds: first the default plan, the best plans by sums and the
   /// best one with each near-tie in its place; then the best of these, the plan with the best
   /// config of each step, the incumbent and the default. Returns the winner's index in the second
-  /// round; nothing when no plan ran. `begin` is told how many plans a round has.
+  /// round; nothing when no plan ran. Calls `begin` with the number of plans of each round.
   std::optional<std::size_t> decide(double seconds, const std::function<void(std::size_t)>& begin);
 
   /// Of the last round.
   const std::vector<PlanTiming>& timings() const { return timings_; }
-  /// A plan that could not be measured for want of the machine's resources, if any: it is unjudged.
+  /// A plan, if any, that could not be measured because the machine lacked resources: it is
+  /// unjudged.
   const PlanTiming* unjudged() const;
 
  private:

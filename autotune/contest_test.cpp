@@ -188,7 +188,7 @@ TEST(Contest, TheDefaultWinsWhereNothingBeatsIt) {
   }
 }
 
-TEST(SteadyWindow, IsTakenAgainWhileThePaceChanges) {
+TEST(SteadyWindow, IsMeasuredAgainWhileTheSpeedChanges) {
   std::vector<double> paces{100, 97, 97.1, 90};
   std::size_t at = 0;
   int windows = 0;

@@ -106,10 +106,10 @@ std::function<void(std::span<float>)> values_of(Quantity holds, const Problem& p
     case Quantity::rates:
       return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
     case Quantity::gates: {
-      // A channel of many decays faster than a head does that has one gate.
+      // One channel of many may decay faster than a head with a single gate.
       const float fastest = gate_kind(p) == GateKind::vector ? -5.0F : -0.5F;
       if (!p.use_gate_in_kernel) return source.uniform(fastest * gates, 0.0F);
-      // Softplus and sigmoid are all but exp where they are small. A sigmoid's argument is
+      // Softplus and sigmoid are nearly exp where they are small. A sigmoid's argument is
       // multiplied by a rate first, by the least here in the worst case.
       const float power = p.lower_bound ? std::exp(-kLeastLogRate) : 1.0F;
       return source.normal(1, power * std::log(gates));
@@ -134,8 +134,8 @@ Bytes integer_bytes(const std::vector<std::int64_t>& values, DType dtype) {
   return bytes;
 }
 
-/// Distinct slots in no order for N sequences; one sequence of a few is padding. The same for every
-/// index tensor: final states go to the slots that sequences start from.
+/// Distinct slots in random order for N sequences; one sequence in a few is padding. The same for
+/// every index tensor: final states go to the slots that sequences start from.
 std::vector<std::int64_t> slots(const Problem& p) {
   std::mt19937_64 random(static_cast<std::uint64_t>(p.N));
   std::vector<std::int64_t> all(static_cast<std::size_t>(std::max(p.N, p.state_slots)));
@@ -156,7 +156,8 @@ std::vector<std::int64_t> checkpoint_offsets(const Problem& p,
   return all;
 }
 
-/// The slot of each sequence in every column of state_index: tokens' states take turns in it.
+/// The slot of each sequence in every column of state_index: each token's state overwrites the
+/// previous one.
 std::vector<std::int64_t> in_columns(const std::vector<std::int64_t>& slots, std::int64_t columns) {
   std::vector<std::int64_t> all;
   for (const std::int64_t slot : slots)
@@ -237,8 +238,7 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
   small.state_slots = problem.state_index ? 5 : 0;
   small.T = 2 * std::max(*std::max_element(sizes.begin(), sizes.end()), segment) + 17;
   small.checkpoint_rows.reset();
-  constexpr std::int64_t kMostChecked =
-      4096;  // tokens, which the reference goes through one by one
+  constexpr std::int64_t kMostChecked = 4096;  // tokens, which the reference computes one by one
   small.T = std::max(small.T, std::min(problem.checkpoint_every, kMostChecked) + 17);
   return small;
 }

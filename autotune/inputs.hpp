@@ -18,14 +18,14 @@ namespace wyvern {
 /// scans are split every `segment` tokens, a sequence of several segments.
 Problem reduced(const Problem& problem, std::int64_t segment = 0);
 
-/// Offsets of a packed problem's N sequences over its T tokens where nothing says them: uneven, the
-/// second sequence empty where there are three or more; with seqlens_hint the first one as long as
+/// Default offsets of a packed problem's N sequences over its T tokens: uneven, the second sequence
+/// empty where there are three or more; with seqlens_hint the first one as long as
 /// longest_sequence(). Same seed, same offsets.
 std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t seed);
 
 /// Factor on the gates that ProblemTensors draws for slow decay: states decay over thousands of
 /// tokens, with a factor of 1 (fast decay) over about a hundred.
-constexpr float kLastingGates = 0.001F;
+constexpr float kSlowDecay = 0.001F;
 
 /// Whether kernels may skip work where states decay fast: with gates, in passes over many tokens.
 bool gates_matter(const Problem& problem);
@@ -37,9 +37,9 @@ struct TensorBytes {
 /// Throws Error(kBadInput) where a tensor is larger than any memory.
 TensorBytes tensor_bytes(const Problem& problem);
 
-/// Throws Error(kUnavailable), with the bytes that are needed and those that there are, unless
-/// `on_host` bytes are free in the host's memory and the device's is `on_device` bytes large; both
-/// together if they are the same memory. Call it before anything large is allocated.
+/// Throws Error(kUnavailable), with the bytes that are needed and available, unless `on_host` bytes
+/// are free in the host's memory and the device's is `on_device` bytes large; both together if they
+/// are the same memory. Call it before anything large is allocated.
 void check_memory(const Device& device, const Problem& problem, std::uint64_t on_host,
                   std::uint64_t on_device);
 
@@ -48,16 +48,16 @@ void check_memory(const Device& device, const Problem& problem, std::uint64_t on
 /// seed, same values.
 class ProblemTensors {
  public:
-  /// Without `keep_host` there is no host copy, and host() and fetch() are not to be used.
-  /// `cu_seqlens`: of a packed problem; empty: uneven_offsets(). Throws, before anything is
-  /// allocated, Error(kBadInput) where a tensor is larger than any memory, Error(kUnavailable)
-  /// where the host has too little memory for its copies.
+  /// Without `keep_host` there is no host copy, and host() and fetch() must not be called.
+  /// `cu_seqlens`: the offsets of a packed problem; empty: uneven_offsets(). Throws, before
+  /// anything is allocated, Error(kBadInput) where a tensor is larger than any memory,
+  /// Error(kUnavailable) where the host has too little memory for its copies.
   ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed, bool keep_host,
                  float gates = 1, std::vector<std::int64_t> cu_seqlens = {});
 
   const Problem& problem() const { return problem_; }
   const Arguments& device() const { return device_arguments_; }
-  /// The same but for gates, which are others, `gates` times as strong. Lives as long as this.
+  /// The same with other gates, multiplied by `gates`. Lives as long as this.
   Arguments with_gates(float gates, std::uint64_t seed);
   /// The inputs again, in host memory; outputs are where fetch() puts them.
   const Arguments& host() const { return host_arguments_; }

@@ -115,7 +115,7 @@ class Loop {
     return unknown;
   }
 
-  /// Measures the first of them; false when that was cut short.
+  /// Measures the first of them; false when interrupted.
   bool measure(const std::vector<Candidate>& unknown, TuneProgress::Phase phase) {
     if (limits_.elapsed_s() < limits_.deadline_s) laboratory_.announce(unknown);
     for (std::size_t i = 0; i < std::min(unknown.size(), kBatch); ++i) {

@@ -14,13 +14,13 @@ struct LoopLimits {
   std::function<double()> elapsed_s;  ///< seconds since the tuning began
   double deadline_s = 0;              ///< the search ends when elapsed_s() passes it
   bool force = false;                 ///< recall nothing
-  bool sweep = true;                  ///< with room for it, measure all that is left
+  bool sweep = true;                  ///< measure all remaining configs if the budget allows
   std::function<bool()> interrupted;  ///< may be empty
   std::function<void(const TuneProgress&)> progress;  ///< may be empty
 };
 
 struct LoopEnd {
-  bool complete = false;  ///< the search had nothing left to ask
+  bool complete = false;  ///< the search had no candidate left
   bool interrupted = false;
   bool exhaustive = false;  ///< every config that may matter has a result
   /// Configs measured beyond the local search to make it exhaustive, and their seconds.
@@ -28,8 +28,8 @@ struct LoopEnd {
   double sweep_s = 0;
 };
 
-/// Runs `search` until its end, the deadline or an interruption; every outcome lands in `results`
-/// as it comes. Candidates already in `results` are not asked for again.
+/// Runs `search` until its end, the deadline or an interruption; stores every outcome in `results`
+/// at once. Candidates already in `results` are not measured again.
 LoopEnd run_search(const SearchSpace& space, const Search& search, Laboratory& laboratory,
                    const LoopLimits& limits, Results& results);
 

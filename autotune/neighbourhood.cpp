@@ -47,8 +47,8 @@ std::vector<std::size_t> Neighbourhood::of(std::size_t config) const {
   return near;
 }
 
-/// Grows the part that holds the first config, by steps while there are any, by the shortest bridge
-/// where there are none.
+/// Grows the connected part of the first config: by steps while there are any, else by the shortest
+/// bridge.
 void Neighbourhood::connect() {
   std::vector<std::size_t> reached, rest;
   for (std::size_t i = 1; i < count_; ++i) rest.push_back(i);

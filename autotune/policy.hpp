@@ -11,16 +11,16 @@
 
 namespace wyvern {
 
-/// Prepares operators by a policy. Thread-safe. Each problem key is tuned once at most on a device
-/// in the life of this object, also where that fails; several at the same time one after the other.
-/// With `background` tunings share the device and cores with the application: its own times rise
-/// meanwhile, and the measurements are those of a busy device.
+/// Prepares operators by a policy. Thread-safe. An object tunes each problem key at most once per
+/// device, even if that fails, and one problem at a time. With `background` tunings share the
+/// device and cores with the application: its own times rise meanwhile, and the measurements are
+/// those of a busy device.
 class TuningRuntime {
  public:
   /// `runtime` outlives it. `options.worker_command` must be given but for off and cached;
   /// `options.interrupted` and `options.progress` are called from the thread that tunes.
   TuningRuntime(Runtime& runtime, TuningPolicy policy, TuneOptions options);
-  /// Stops the tuning in progress; its measurements are kept.
+  /// Stops the tuning in progress; its measurements stay stored.
   ~TuningRuntime();
   TuningRuntime(const TuningRuntime&) = delete;
   TuningRuntime& operator=(const TuningRuntime&) = delete;
@@ -29,7 +29,7 @@ class TuningRuntime {
   /// used then, and last_failure() says why. Do not call it while a graph is captured.
   Operator prepare(const Device& device, const Problem& problem);
 
-  /// Waits until nothing is left to tune.
+  /// Waits until all tuning is done.
   void wait();
   /// Why the last tuning failed; empty where none has.
   [[nodiscard]] std::string last_failure() const;

@@ -12,8 +12,8 @@
 
 namespace wyvern {
 
-/// A line that one side reads of the other. Nothing unless it is a JSON object, and no deeper than
-/// messages are: documents are printed, for one, by a recursion as deep as they are.
+/// Parses a line from the other side. Nothing unless it is a JSON object and not nested deeper than
+/// messages are, since printing a document recurses as deep as its levels.
 std::optional<nlohmann::json> message_from(std::string_view line);
 
 nlohmann::json to_json(const Problem& problem);
@@ -27,7 +27,7 @@ Plan plan_from(const nlohmann::json& json);
 
 /// A worker's answer about a plan: status, detail, samples, clocks and error.
 nlohmann::json to_json(const Outcome& outcome);
-/// Nothing for a document that is no answer, or calls a plan ok without times above 0.
+/// Nothing for a document that is not an answer, or that calls a plan ok without times above 0.
 std::optional<Outcome> outcome_from(const nlohmann::json& json);
 
 }  // namespace wyvern

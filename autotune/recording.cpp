@@ -19,7 +19,7 @@ using nlohmann::json;
 
 constexpr int kFormat = 1;
 
-/// Five digits: more than a clock tells.
+/// Five digits, more than a clock's precision.
 double shortened(double value) {
   return std::isfinite(value) ? std::strtod(fmt::format("{:.5g}", value).c_str(), nullptr) : value;
 }

@@ -20,7 +20,7 @@ namespace {
 constexpr double kFewestRounds = 3, kMostRaced = 20, kMostCompared = 100;
 /// For racing, and for comparing.
 constexpr double kRoundsSeconds = 2;
-/// The share of a tuning's time that starting a worker, racing and comparing take.
+/// The share of a tuning's time for starting a worker, racing and comparing.
 constexpr double kComparingShare = 0.1;
 
 /// Answers from a recording, in its time.
@@ -160,7 +160,7 @@ double mean(const std::vector<Trial>& trials, double (*of)(const Trial&)) {
   return sum;
 }
 
-/// The most frequent winner; of several the cheapest.
+/// The most frequent winner; among several the cheapest.
 const Trial& most_frequent(const std::vector<Trial>& trials) {
   std::map<std::string, std::size_t> counts;
   for (const Trial& trial : trials) ++counts[canonical_text(trial.winner)];

@@ -1,5 +1,5 @@
-// Searches tried again and again on a recording: how good their winners are, how often the same,
-// how soon.
+// Repeats searches on a recording and reports how good their winners are, how often they agree, and
+// how soon they are found.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ enum class Status : std::uint8_t {
   rejected,  ///< clearly slower than another config of its group, or spills where another does not
   illegal,   ///< compiles to a kernel that the device cannot launch
   failed,    ///< does not compile
-  unjudged,  ///< the machine failed, not the config: known of no row, and asked for again
+  unjudged,  ///< the machine failed, not the config: not stored, and measured again
 };
 /// As in MeasurementRow::status.
 std::string_view to_string(Status status) noexcept;
@@ -41,7 +41,7 @@ struct Outcome {
   std::optional<Resources> resources = {};  ///< of its kernel, where it was compiled
   double compile_ms = 0, measure_ms = 0;    ///< time spent on it; 0: unknown
   double pace_us = 0;                       ///< time of the reference work beside it; 0: unknown
-  /// Of the device at each sample; empty where it does not tell.
+  /// The device's clock at each sample; empty if it does not report it.
   std::vector<double> clocks_mhz = {};
 };
 
@@ -54,7 +54,7 @@ class Results {
   void put(const Candidate& candidate, Outcome outcome);
   /// Of an ok candidate; zeros for any other.
   const Timing& timing(const Candidate& candidate) const;
-  /// Notes the resources of a candidate's kernel, before it is measured.
+  /// Sets the resources of a candidate's kernel before it is measured.
   void learn(const Candidate& candidate, const Resources& resources);
   const std::optional<Resources>& resources(const Candidate& candidate) const;
   /// The least median of the group's ok configs; 0 when it has none.

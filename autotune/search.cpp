@@ -23,7 +23,7 @@ bool is_timed(const Outcome& outcome) {
 
 }  // namespace
 
-/// Where the groups stand.
+/// The groups' best times so far.
 struct Search::Standing {
   std::vector<double> through;  ///< least sum of a plan through each group
   double best = 0;              ///< of all of them; 0: no plan is known to work

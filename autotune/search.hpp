@@ -1,4 +1,4 @@
-// Which candidates to try next. Knows figures only, no device, no clock.
+// Chooses the candidates to measure next, from results alone.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,7 @@
 namespace wyvern {
 namespace {
 
-/// Serial chains, sequences times value heads, that keep a large GPU busy.
+/// Parallel scans (sequences times value heads) that keep a large GPU busy.
 constexpr std::int64_t kManyChains = 128;
 
 /// The constants a group's kernels and their sizes depend on.
@@ -58,8 +58,8 @@ class Builder {
   }
 
  private:
-  /// Chunks a segment worth trying: splitting pays where there are too few chains to fill a device,
-  /// and sequences of several segments.
+  /// Chunks a segment worth trying: splitting pays with too few scans to fill a device, and
+  /// sequences of several segments.
   std::vector<std::int64_t> lengths_to_try(std::int64_t BT) const {
     if (problem_.N == 0 || problem_.N * problem_.HV > kManyChains) return {};
     std::vector<std::int64_t> lengths = segment_lengths(target_.device);
@@ -141,7 +141,7 @@ class Builder {
     return space_.groups.size() - 1;
   }
 
-  /// Drops edges that no cover from the first use to the last takes; false when none is left.
+  /// Drops edges that are on no path from the first use to the last; false when none is left.
   bool keep_connected(Layer& layer) const {
     std::vector<char> from_start(uses_.size() + 1, 0), to_end(uses_.size() + 1, 0);
     from_start.front() = to_end.back() = 1;
@@ -170,7 +170,7 @@ class Builder {
     }
   }
 
-  /// Groups of a chunk size that has no cover were made before that was known.
+  /// Drops groups of a chunk size without a cover, which were made before that was known.
   void drop_unused_groups() {
     std::vector<std::size_t> moved(space_.groups.size(), 0);
     std::vector<Group> kept;
@@ -186,7 +186,7 @@ class Builder {
   }
 
   /// Groups that lead from one use to another, shortest edges first; keep_connected() made sure
-  /// that every edge taken can be continued, but not that it ends at `to`, so it backtracks.
+  /// that every edge can be continued, but not that it ends at `to`, so it backtracks.
   std::vector<std::size_t> path(const Layer& layer, std::size_t from, std::size_t to) const {
     std::vector<std::size_t> groups;
     extend(layer, from, to, groups);

@@ -1,8 +1,8 @@
 // The search space: every cover of an operator's stages, and every config of every template.
 //
-// Stage times add up, so each (template, config) is measured once, alone, and plans are put
-// together from those figures. A Group is one template at one chunk size (and segment length); a
-// Layer holds the covers of one of these, as a graph whose edges are groups.
+// Stage times add up, so each (template, config) is measured once, alone, and plans are composed
+// from those times. A Group is one template at one chunk size (and segment length); a Layer holds
+// the covers of one of these, as a graph whose edges are groups.
 #pragma once
 
 #include <wyvern/config.hpp>
@@ -78,7 +78,7 @@ Launch launch_of(const Template& t, const Spec& spec, const Problem& problem, Ro
 /// The group's context with default configs, and the candidate for the group.
 Plan plan_of(const SearchSpace& space, const Candidate& candidate);
 
-/// The candidates that a plan's steps are; nothing when the space does not have the plan.
+/// The candidates of a plan's steps; nothing when the space does not have the plan.
 std::optional<std::vector<Candidate>> candidates_of(const SearchSpace& space, const Plan& plan);
 
 /// "fwd_h.portable BT=64,BV=32"

@@ -10,7 +10,7 @@ namespace {
 constexpr double kIndistinct = 0.01;
 constexpr double kDistinct = 0.05;
 
-/// A pace that changes by less during a window is a steady one.
+/// A speed that changes by less during a window is steady.
 constexpr double kSteady = 0.01;
 constexpr std::size_t kMostWindows = 3;
 

@@ -8,7 +8,7 @@
 
 namespace wyvern {
 
-/// Samples of one quantity, in microseconds, summed up.
+/// A summary of samples of one quantity, in microseconds.
 struct Timing {
   double median = 0;
   double spread = 0;  ///< median absolute deviation from the median
@@ -36,8 +36,8 @@ bool beats(std::span<const double> samples, std::span<const double> base);
 /// Median of the ratios to `base` of samples taken in turn with it; 0 without any.
 double ratio_in_turn(std::span<const double> samples, std::span<const double> base);
 
-/// Takes windows of samples until the device keeps its pace during one, and says which that is,
-/// from 0; after some in which it did not, the one in which it changed least. `take` makes the next
+/// Measures windows of samples until the device's speed is steady during one, and returns that
+/// window's index; after some unsteady ones, the index of the steadiest. `take` measures the next
 /// window's samples; `pace` times work that is always the same, before and after.
 std::size_t steady_window(const std::function<void()>& take, const std::function<Timing()>& pace);
 
@@ -49,12 +49,12 @@ double median_of(std::vector<double> values);
 double long_run_change(std::span<const double> values);
 
 /// Launches of a step in one sample, for all configs of a group alike: as many as make 50 us of
-/// `us`, as a power of two, so that medians a little apart ask for the same.
+/// `us`, as a power of two, so that close medians give the same number.
 int repeats_for(double us);
 
-/// Whether a config with these first samples is not worth more of them, with the group's best
-/// median at `bar`; a bar of 0 rejects nothing. One sample tells nothing, since it may have met a
-/// hiccup; the fastest of several must be one and a half times the bar.
+/// Whether a config with these first samples needs no more of them, with the group's best median at
+/// `bar`; a bar of 0 rejects nothing. One sample may be a hiccup, so it rejects nothing; the
+/// fastest of several must be at least one and a half times the bar.
 bool clearly_slower(std::span<const double> samples, double bar);
 
 }  // namespace wyvern

@@ -13,7 +13,7 @@ namespace wyvern {
 
 using Cost = std::function<double(const Group&, const Config&)>;
 
-/// Answers from a cost model; what it measured, a later one can recall.
+/// Answers from a cost model; a later laboratory can recall its measurements.
 class SyntheticLaboratory : public Laboratory {
  public:
   SyntheticLaboratory(const SearchSpace& space, Cost cost, std::uint64_t seed = 1)
@@ -78,7 +78,7 @@ class SyntheticLaboratory : public Laboratory {
   double noise = 0;       ///< each sample is off by up to this share
   double drift = 0;       ///< samples of one window are off by the same share, up to this
   double hiccups = 0;     ///< this share of the samples takes ten times as long
-  double trend = 0;       ///< each go is slower than the one before by this share of the first
+  double trend = 0;       ///< each window is slower than the one before by this share of the first
   double* now = nullptr;  ///< advanced by a second per measurement
 
   /// The whole operator's time: the sum of its steps.

@@ -265,7 +265,7 @@ TEST_F(TuneTest, PoliciesSayWhenAProblemIsTuned) {
 }
 
 // A worker that may open as many files as it has open soon after its start loads few kernels.
-TEST_F(TuneTest, FailuresForWantOfDescriptorsAreNotRemembered) {
+TEST_F(TuneTest, FailuresWithoutDescriptorsAreNotStored) {
   const Device device = Device::open("cpu");
   Runtime own = runtime();
   TuneOptions starved = options(600);
@@ -395,18 +395,18 @@ TEST_F(TuneTest, PlansAreComparedWithFastAndSlowDecay) {
   const auto cache = std::make_shared<Cache>(directory_);
   Bench bench(device, problem, cache, 5);
   ASSERT_EQ(bench.compared().size(), 2U);
-  const Arguments& fading = bench.compared()[0];
-  const Arguments& lasting = bench.compared()[1];
+  const Arguments& fast = bench.compared()[0];
+  const Arguments& slow = bench.compared()[1];
   const Operator op = runtime().prepare(device, problem);
   const Outcome outcome = bench.compare({op.plan()}, 0.01, [](std::size_t) {}).front();
   ASSERT_EQ(outcome.status, Status::ok) << outcome.detail;
   // The last launch was one with slow decay.
-  const auto compared = content(device, lasting.o);
+  const auto compared = content(device, slow.o);
   const auto workspace = device.allocate(op.workspace_bytes());
-  op.launch(lasting, workspace.get());
-  EXPECT_EQ(compared, content(device, lasting.o));
-  op.launch(fading, workspace.get());
-  EXPECT_NE(compared, content(device, fading.o));
+  op.launch(slow, workspace.get());
+  EXPECT_EQ(compared, content(device, slow.o));
+  op.launch(fast, workspace.get());
+  EXPECT_NE(compared, content(device, fast.o));
 
   Problem other = problem;
   other.op = "delta_rule";
@@ -426,9 +426,9 @@ TEST(Inputs, SlowDecayIsSlowForEveryKindOfGate) {
     if (form == 2) problem.lower_bound = -5.0F;
     problem.g_dtype = DType::fp32;
     ProblemTensors tensors(device, problem, 3, true);
-    const Arguments lasting = tensors.with_gates(kLastingGates, 4);
-    EXPECT_NE(lasting.g.data, tensors.device().g.data);
-    EXPECT_EQ(lasting.q.data, tensors.device().q.data);
+    const Arguments slow_tensors = tensors.with_gates(kSlowDecay, 4);
+    EXPECT_NE(slow_tensors.g.data, tensors.device().g.data);
+    EXPECT_EQ(slow_tensors.q.data, tensors.device().q.data);
     const auto decays = [&](const TensorView& g) {
       const std::vector<unsigned char> bytes = content(device, g);
       std::vector<float> values(bytes.size() / sizeof(float));
@@ -439,7 +439,7 @@ TEST(Inputs, SlowDecayIsSlowForEveryKindOfGate) {
           x = form == 1 ? -std::log1p(std::exp(x)) : -5 / (1 + std::exp(-x * std::exp(-3.0F)));
       return values;
     };
-    const std::vector<float> slow = decays(lasting.g);
+    const std::vector<float> slow = decays(slow_tensors.g);
     const auto [least, most] = std::ranges::minmax(slow);
     EXPECT_LE(most, 0) << form;
     EXPECT_LT(least, 0) << form;

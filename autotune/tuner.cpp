@@ -25,7 +25,7 @@ namespace {
 /// The candidates' tensors are the same in every tuning, so that two of them can be compared.
 constexpr std::uint64_t kSeed = 20;
 
-/// Rows say the lengths of so many sequences at most: they are text, and there are many of them.
+/// Rows have the lengths of at most this many sequences: rows are text, and there are many of them.
 constexpr std::size_t kMostLengths = 1024;
 
 std::vector<std::int64_t> offsets_of(const Problem& problem, const TuneOptions& options) {
@@ -74,7 +74,7 @@ class Tuning {
     const double deadline = options_.budget.count() - compare_seconds() - race_seconds();
     end = search_until(deadline, search);
     if (!end.interrupted && !race()) end.interrupted = true;
-    // In turn another config may be a group's best, which has neighbours of its own.
+    // Measured in turn, another config may be a group's best, with neighbours of its own.
     if (end.complete && !end.interrupted) {
       const LoopEnd more = search_until(deadline, search);
       end.complete = more.complete;
@@ -114,12 +114,12 @@ class Tuning {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
 
-  /// For the last word.
+  /// The time for the final comparison.
   double compare_seconds() const {
     return std::min(0.15 * options_.budget.count(), measuring_.compare_s);
   }
 
-  /// For running near-ties in turn.
+  /// The time for running near-ties in turn.
   double race_seconds() const {
     return std::min(0.1 * options_.budget.count(), measuring_.compare_s);
   }
@@ -227,8 +227,8 @@ class Tuning {
                        measuring_.cold ? "cold" : "warm");
   }
 
-  /// The problem's least time. A CPU's rates are measured, for half a second, which a short budget
-  /// has no room for.
+  /// The problem's least time. A CPU's rates are measured for half a second, too long for a short
+  /// budget.
   double floor_us() const {
     constexpr std::chrono::seconds kRoomy{10};
     if (!info_.cuda && options_.budget < kRoomy) return 0;

@@ -1,8 +1,7 @@
 // The tuner: finds the fastest correct plan for a problem on a device and stores it as the winner.
 //
-// Every candidate is compiled here, but run and timed in a worker process (worker.hpp): one that
-// crashes or hangs costs one row that says so. Rows are stored as they come, so an interrupted
-// tuning resumes.
+// Every candidate is compiled here, but run and timed in a worker process (worker.hpp): a crash or
+// hang is one row with that status. Rows are stored at once, so an interrupted tuning resumes.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -22,7 +21,7 @@ struct SearchSpace;
 struct TuneProgress {
   enum class Phase : std::uint8_t {
     searching,  ///< candidates, the promising first
-    sweeping,   ///< every config that is left, since the budget has room for them
+    sweeping,   ///< every remaining config, since the budget allows it
     racing,     ///< near-ties once more, in turn
     comparing,  ///< whole operators
   };
@@ -41,17 +40,17 @@ struct TuneOptions {
   std::chrono::duration<double> budget = std::chrono::seconds(60);
   unsigned jobs = 0;   ///< threads that compile; 0: one a core that measuring does not need
   bool force = false;  ///< measure configs again that the cache already holds
-  /// Every config of every template, also where the budget has no room for a sweep.
+  /// Measures every config of every template, even if the budget does not allow a sweep.
   bool exhaustive = false;
   /// Program and arguments of the worker: a process whose whole work is worker_main(0, 1).
   /// Required.
   std::vector<std::string> worker_command;
   std::function<void(const TuneProgress&)> progress;
-  /// Asked often, from the calling thread; true stops the tuning within a second: rows stay, no
+  /// Called often, from the calling thread; true stops the tuning within a second: rows stay, no
   /// winner is stored, and the result says interrupted. Cheap and non-throwing, e.g. a read of a
   /// flag set by SIGINT.
   std::function<bool()> interrupted;
-  /// Of a packed problem: the sequences to time it on. Empty: uneven ones, the same in each tuning.
+  /// The sequences to time a packed problem on. Empty: uneven ones, the same in each tuning.
   std::vector<std::int64_t> cu_seqlens;
   /// Called at the end with the space and its results.
   std::function<void(const SearchSpace&, const Results&)> examine;
@@ -73,7 +72,7 @@ struct TuneResult {
   double tuned_us = 0;         ///< the whole operator by `plan`, median; 0 when interrupted
   double tuned_spread_us = 0;  ///< median absolute deviation of it
   double default_us = 0;       ///< by the default plan, from the same comparison; 0: it did not run
-  double floor_us = 0;         ///< the least that the device could take; 0: not found out
+  double floor_us = 0;         ///< the least time on the device; 0: unknown
   TuneCounts counts;
   double seconds = 0;
   bool complete = false;  ///< the search reached its end before the budget did, all judged
@@ -84,14 +83,14 @@ struct TuneResult {
   std::int64_t sweep_configs = 0;  ///< measured beyond the local search to make it so
   double sweep_seconds = 0;        ///< spent on them
   bool stored = false;             ///< the winner is in the cache: prepare() answers with it
-  std::string unjudged;  ///< why the machine failed, for one; a winner may have been missed
+  std::string unjudged;            ///< why the machine failed once; a winner may have been missed
 };
 
-/// Tunes `problem` and stores the winner under its problem key. Where stored rows of the same
-/// driver and kernels leave the search nothing to ask, the stored winner is returned and nothing
-/// runs. Uses runtime's cache. Throws Error(kBadInput) for an illegal problem, one without tokens
-/// or with batch_invariant, or a missing worker_command; Error(kUnavailable) when no compiler or
-/// worker can be had, or when no plan passes its check.
+/// Tunes `problem` and stores the winner under its problem key. If the search needs nothing beyond
+/// stored rows of the same driver and kernels, the stored winner is returned and nothing runs. Uses
+/// runtime's cache. Throws Error(kBadInput) for an illegal problem, one without tokens or with
+/// batch_invariant, or a missing worker_command; Error(kUnavailable) when no compiler or worker can
+/// be had, or when no plan passes its check.
 TuneResult tune(Runtime& runtime, const Device& device, const Problem& problem,
                 const TuneOptions& options);
 

@@ -136,7 +136,7 @@ class Worker {
     return !lost;
   }
 
-  /// Nothing is held against a config that failed where this process is short of something.
+  /// A config that failed while this process lacks a resource is unjudged.
   static void doubt(Outcome& outcome) {
     const bool fault = outcome.status == Status::illegal || outcome.status == Status::failed ||
                        outcome.status == Status::crashed;
@@ -169,7 +169,7 @@ class Worker {
            compiled);
   }
 
-  /// A fault in here ends the process with its message: the tuner knows which plan was at work.
+  /// A fault here ends the process with its message: the tuner knows which plan was running.
   void compare(const json& request) {
     const std::int64_t compiled = bench_->compiled();
     answer(bench_->compare(plans_of(request), request.at("seconds").get<double>(),
@@ -182,7 +182,7 @@ class Worker {
   bool on_cpu_ = false;
 };
 
-/// Takes the protocol's descriptor away from everything that prints.
+/// Moves the protocol to another descriptor, so that nothing else prints to it.
 int turn_over(int out_fd) {
   if (out_fd != STDOUT_FILENO) return out_fd;
   const int own = dup(out_fd);

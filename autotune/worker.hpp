@@ -1,4 +1,4 @@
-// The process that candidates run in, and how the tuner talks to it.
+// The process that candidates run in, and the protocol between it and the tuner.
 //
 // One JSON document a line, requests on one descriptor, replies on the other, one request at a
 // time. A worker ends when its input does, and is killed with its parent.

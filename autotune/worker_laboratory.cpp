@@ -18,7 +18,7 @@ using nlohmann::json;
 
 /// Spills below this are a few values outside the inner loops; they cost little.
 constexpr std::int64_t kBearableSpill = 512;
-/// Registers are given out to warps in steps of this many a thread.
+/// Registers are allocated to warps in steps of this many a thread.
 constexpr std::int64_t kRegisterStep = 8;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -57,13 +57,14 @@ std::optional<std::vector<Outcome>> read_all(const json& value, std::size_t coun
 }
 
 /// Whether a config gets a second try: the machine may have failed, not the config. (A wrong output
-/// is the config's, however seldom it is.)
+/// is the config's fault, even if it is rare.)
 bool doubtful(Status status) {
   return status == Status::crashed || status == Status::timeout || status == Status::illegal ||
          status == Status::failed;
 }
 
-/// The outcome, unless this process is too short of something for a failure to tell anything.
+/// The outcome; unjudged if this process lacks a resource, so that the failure may not be the
+/// config's.
 Outcome in_health(Outcome outcome) {
   if (!doubtful(outcome.status)) return outcome;
   if (const std::string lack = shortage(); !lack.empty()) {
@@ -137,7 +138,7 @@ std::optional<Outcome> WorkerLaboratory::recall(const Candidate& candidate) {
   const std::vector<MeasurementRow> rows =
       cache_.find_measurements(options_.device, options_.problem, group.template_id,
                                group.configs[candidate.config].to_string());
-  // Times of two shapes that share a key, or of two machines, say nothing of each other.
+  // Times of two shapes that share a key, or of two machines, are not comparable.
   const auto row = std::ranges::find_if(rows, [&](const MeasurementRow& of) {
     return of.driver == options_.driver && of.artifact_key == key_of(candidate) &&
            same_extents(of.setting, options_.setting) && of.setting.host == options_.setting.host &&
@@ -197,7 +198,7 @@ std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, dou
   } else if (const auto bad = std::find_if(results.begin(), results.end(),
                                            [](const BuildResult& r) { return !r.built; });
              bad != results.end()) {
-    // No fault of the candidate's: nothing to remember.
+    // Not the candidate's fault: not stored.
     return Outcome{Status::unjudged, bad->error, {}, 0, false, false};
   } else {
     outcome = unfit(candidate, *results.front().built);
@@ -215,7 +216,7 @@ std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, dou
   return outcome;
 }
 
-/// The outcome of a kernel that, compiled, need not be run; nothing for one that must.
+/// The outcome of a compiled kernel that need not run; nothing if it must run.
 std::optional<Outcome> WorkerLaboratory::unfit(const Candidate& candidate,
                                                const Built& built) const {
   const std::int64_t registers = (built.resources.registers + kRegisterStep - 1) / kRegisterStep *
@@ -271,8 +272,8 @@ std::optional<Outcome> WorkerLaboratory::run_once(const Candidate& candidate, do
   return outcome;
 }
 
-/// Starts a worker; false when interrupted meanwhile. A worker that cannot even be opened is no
-/// candidate's fault: that throws.
+/// Starts a worker; false when interrupted meanwhile. A worker that cannot be opened is no
+/// candidate's fault: throws.
 bool WorkerLaboratory::open_worker() {
   worker_.start();
   const Reply reply = worker_.ask(options_.open, options_.open_timeout_s, options_.interrupted);
@@ -349,7 +350,7 @@ std::optional<std::vector<Series>> WorkerLaboratory::race(std::span<const Candid
 std::vector<PlanTiming> WorkerLaboratory::compare(std::span<const Plan> plans, double seconds) {
   std::vector<PlanTiming> timings;
   for (const Plan& plan : plans) timings.push_back({plan, Status::ok, "", {}});
-  // A plan that takes the worker down with it twice is left out of the next try.
+  // A plan that ends the worker twice is left out of the next try.
   std::map<const PlanTiming*, int> strikes;
   for (bool settled = false; !settled;) {
     std::vector<PlanTiming*> running;

@@ -14,7 +14,7 @@
 
 namespace wyvern {
 
-/// Whether rows of these settings tell of the same sizes.
+/// Whether rows of these settings have the same sizes.
 bool same_extents(const Setting& a, const Setting& b);
 
 struct LaboratoryOptions {
@@ -29,7 +29,7 @@ struct LaboratoryOptions {
   std::int64_t registers_per_block = 0;  ///< limit per block; 0: none
   std::function<bool()> interrupted;
   double open_timeout_s = 120;  ///< a driver's start and the oracle
-  double first_timeout_s = 60;  ///< for an answer, before any came
+  double first_timeout_s = 60;  ///< for the first answer
   double least_timeout_s = 10;  ///< later: ten times the slowest answer, but not less than this
 };
 
@@ -72,8 +72,7 @@ class WorkerLaboratory final : public Laboratory {
   WorkerProcess worker_;
   std::map<Candidate, std::string> keys_;
   std::vector<char> spill_free_;  ///< by group: a config without spills was measured
-  /// By group: launches in one sample, by the first config that was ok, its default as a rule; 0:
-  /// none was yet.
+  /// By group: launches in one sample, from the first ok config, usually its default; 0: none yet.
   std::vector<int> repeats_;
   std::vector<double> paces_us_;  ///< time of the reference work beside each candidate
   double slowest_answer_s_ = 0;

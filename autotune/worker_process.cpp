@@ -28,7 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How often a wait looks whether it was interrupted.
+/// How often a wait checks for an interruption.
 constexpr int kGlanceMs = 100;
 
 /// The last line of a file of messages, shortened.

@@ -1,4 +1,4 @@
-// A child process that answers JSON lines, and every way in which it may not.
+// A child process that answers JSON lines, and the ways in which it may fail to.
 #pragma once
 
 #include <sys/types.h>
@@ -15,14 +15,14 @@ struct Reply {
   enum class Kind : std::uint8_t {
     answer,       ///< `value` is the answer
     ended,        ///< it ended instead; `detail` says how
-    timeout,      ///< it said nothing in time; it has been killed
-    garbage,      ///< its answer was no JSON; it has been killed
+    timeout,      ///< it did not answer in time; it has been killed
+    garbage,      ///< its answer was not JSON; it has been killed
     interrupted,  ///< the caller stopped waiting; it has been killed
   };
   Kind kind = Kind::ended;
   nlohmann::json value;
   std::string detail;
-  int signal = 0;  ///< that ended it, where one did
+  int signal = 0;  ///< the signal that ended it, if any
 };
 
 /// Spawned, not forked: a fork would copy the locks of compiling threads and the state of drivers.
