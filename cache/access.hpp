@@ -18,7 +18,7 @@ class Cache::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  /// Remembers that the artifact was used today, where `last` says that this is news.
+  /// Notes that the artifact was used today, unless `last` is today.
   void note_use(const std::string& key, std::string_view last);
 
   Connection connection;

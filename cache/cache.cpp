@@ -114,7 +114,7 @@ std::optional<ArtifactRow> Cache::find_artifact(std::string_view key) const {
     found->code = query.blob(9);
   });
   // SQLite may take the key from the index that led to the row, which may be another key's. The
-  // digest is of the row alone, so it is compared for the key that was asked for.
+  // digest covers the row alone, so the key is compared with the requested one too.
   if (found && (found->key != key || artifact_digest(*found, sha256_hex(found->code)) != digest))
     found.reset();
   return found;

@@ -1,9 +1,10 @@
 // The cache: one SQLite file of compiled artifacts, measurements and winners.
 //
-// Never in the way: when the file cannot be read, locked, written, or is newer than this program,
-// every call degrades to "nothing found" or "not stored", status() says why in one sentence, and no
-// call throws. Thread-safe; any number of processes may use one file at once. A connection is never
-// carried across fork(): the child sees a degraded cache that reopens on first use.
+// It never fails its caller: when the file cannot be read, locked, written, or is newer than this
+// program, every call degrades to "nothing found" or "not stored", status() says why in one
+// sentence, and no call throws. Thread-safe; any number of processes may use one file at once. A
+// connection is never carried across fork(): the child sees a degraded cache that reopens on first
+// use.
 #pragma once
 
 #include <wyvern/export.hpp>
@@ -22,7 +23,7 @@ namespace wyvern WYVERN_API {
 
 /// A compiled kernel as stored: opaque code and a JSON text that describes it.
 struct ArtifactRow {
-  std::string key;          ///< primary key: SHA-256 of all that the code depends on
+  std::string key;          ///< primary key: SHA-256 of everything that the code depends on
   std::string template_id;  ///< "fwd_h.portable"
   std::string target;       ///< "sm_90a"
   std::string config;       ///< "BT=64,num_warps=4"
@@ -76,12 +77,12 @@ struct WinnerRow {
   double default_us = 0;       ///< the default plan in the same run; 0: it did not run
   double ratio = 0;            ///< plan / default, median over samples taken in turn; 0: not known,
                                ///< or to be found by store_winner() from the samples
-  double floor_us = 0;         ///< the least that the device could take; 0: not known
+  double floor_us = 0;         ///< the least time on the device; 0: not known
   std::vector<double> samples_us, default_samples_us;  ///< in turn: equal indices are neighbours
   std::vector<double> clocks_mhz;  ///< of the multiprocessors at each of samples_us, where watched
   std::string driver;
-  /// How many tunings of the problem this one came after, each knowing the one before; filled in
-  /// by store_winner().
+  /// How many tunings of the problem came before this one and were known to it; filled in by
+  /// store_winner().
   std::int64_t round = 0;
   std::string problem;  ///< the Problem as JSON, empty where it is not known
   Setting setting;
@@ -94,18 +95,18 @@ struct CacheStats {
   std::int64_t file_bytes = 0;
 };
 
-/// The right to make an artifact, which one holder at a time has among all processes that use the
-/// file. It ends with this object, or with its process, however that ends.
+/// The right to compile an artifact, which one holder at a time has among all processes that use
+/// the file. It ends with this object, or with its process.
 class [[nodiscard]] ArtifactClaim {
  public:
   ArtifactClaim(ArtifactClaim&& other) noexcept;
   ArtifactClaim& operator=(ArtifactClaim&& other) noexcept;
   ~ArtifactClaim();
-  /// Whether somebody else had it at first.
+  /// Whether another holder had it at first.
   [[nodiscard]] bool waited() const noexcept { return waited_; }
-  /// Whether somebody else had it to the end of the caller's patience.
+  /// Whether another holder still had it when the caller gave up.
   [[nodiscard]] bool in_vain() const noexcept { return in_vain_; }
-  /// How long the caller asked to sleep in all while another had it.
+  /// How long the caller slept in all while another holder had it.
   [[nodiscard]] std::chrono::milliseconds slept() const noexcept { return slept_; }
 
  private:
@@ -144,7 +145,7 @@ class Cache {
   /// Called once, on the first degradation, from the thread that met it. Default: a line on stderr.
   void on_degraded(std::function<void(const std::string&)> report);
 
-  /// A row that is not as it was stored under this key, by a digest of it, counts as none.
+  /// A row that has changed since it was stored under this key, by its digest, counts as missing.
   [[nodiscard]] std::optional<ArtifactRow> find_artifact(std::string_view key) const;
   /// False when it was not stored. An existing row with the key is replaced.
   bool store_artifact(const ArtifactRow& row);

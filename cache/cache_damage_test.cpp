@@ -196,7 +196,7 @@ TEST(CacheDamage, OneDamagedPageCostsItsRowsOnly) {
   }
 }
 
-TEST(CacheDamage, DamageMetUnderWayIsRepaired) {
+TEST(CacheDamage, DamageFoundWhileOpenIsRepaired) {
   const TempDirectory temp;
   write_file(temp.file(), sound_file());
   QuietCache cache(temp.path());
@@ -475,7 +475,7 @@ TEST(CacheForeign, AnotherProgramsDatabaseIsLeftAlone) {
   expect_left_alone(temp, "another program");
 }
 
-TEST(CacheForeign, DatabaseOfNobodyIsLeftAlone) {
+TEST(CacheForeign, UnmarkedDatabaseIsLeftAlone) {
   const TempDirectory temp;
   alter(temp.file(), "CREATE TABLE artifacts (url TEXT)");
   expect_left_alone(temp, "another program");
@@ -494,7 +494,7 @@ TEST(CacheForeign, DatabaseWithAViewOrATriggerIsLeftAlone) {
   }
 }
 
-TEST(CacheForeign, FileThatBecomesNewerUnderWayIsWrittenNoMore) {
+TEST(CacheForeign, FileThatBecomesNewerWhileOpenIsNotWritten) {
   const TempDirectory temp;
   QuietCache cache(temp.path());
   ASSERT_TRUE(cache->store_artifact(artifact(1)));
@@ -507,7 +507,7 @@ TEST(CacheForeign, FileThatBecomesNewerUnderWayIsWrittenNoMore) {
   EXPECT_EQ(read_file(temp.file()), before);
 }
 
-TEST(CacheForeign, EmptyDatabaseIsTaken) {
+TEST(CacheForeign, EmptyDatabaseIsUsed) {
   const TempDirectory temp;
   alter(temp.file(), "CREATE TABLE t (x); DROP TABLE t");
   QuietCache cache(temp.path());

@@ -524,7 +524,7 @@ TEST(CacheDisk, APathTooLongForTheSystemIsRefusedAsAWhole) {
   EXPECT_TRUE(std::filesystem::is_empty(temp.path()));  // not even the first of its directories
 }
 
-TEST(CacheDisk, DeletedUnderWayIsMadeAnew) {
+TEST(CacheDisk, DeletedWhileOpenIsCreatedAgain) {
   const TempDirectory temp;
   const auto directory = temp.path() / "cache";
   QuietCache cache(directory);

@@ -62,7 +62,7 @@ void check_pages(Database& database, std::vector<std::string>& damage) {
   }
 }
 
-Verification look_at(Database& database) {
+Verification verify_rows(Database& database) {
   Verification result;
   check_pages(database, result.damage);
   if (!has_current_tables(database))
@@ -114,7 +114,7 @@ std::set<std::string> wanted_kernels(Database& database) {
   return names;
 }
 
-/// Artifacts in the order in which they are given up.
+/// Artifacts in the order in which they are deleted.
 std::vector<Candidate> candidates(Database& database) {
   const std::set<std::string> wanted = wanted_kernels(database);
   std::vector<Candidate> found;
@@ -193,11 +193,11 @@ class Diagnosis {
         type_(type) {}
 
   std::vector<Finding> run() {
-    if (!look_at_directory()) return std::move(findings_);
-    look_at_file_system();
-    look_at_room();
-    look_at_leftovers();
-    look_at_database();
+    if (!check_directory()) return std::move(findings_);
+    check_file_system();
+    check_room();
+    check_leftovers();
+    check_database();
     return std::move(findings_);
   }
 
@@ -207,7 +207,7 @@ class Diagnosis {
   }
 
   /// False when nothing more can be said.
-  bool look_at_directory() {
+  bool check_directory() {
     std::error_code error;
     if (directory_.empty()) {
       add(Weight::error, "directory", "no directory for the cache is known",
@@ -235,7 +235,7 @@ class Diagnosis {
     return true;
   }
 
-  void look_at_file_system() {
+  void check_file_system() {
     constexpr std::uint32_t kFuse = 0x65735546;
     if (const std::string name = name_of_network(type_); !name.empty())
       add(Weight::warning, "file system",
@@ -252,7 +252,7 @@ class Diagnosis {
       add(Weight::good, "file system", "it lies on a file system of this machine");
   }
 
-  void look_at_room() {
+  void check_room() {
     constexpr std::uintmax_t kLittle = 100 << 20;
     std::error_code error;
     const fs::space_info room = fs::space(directory_, error);
@@ -262,7 +262,7 @@ class Diagnosis {
           "free some space, or `wyvern cache gc --max-bytes N`");
   }
 
-  void look_at_leftovers() {
+  void check_leftovers() {
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(directory_, error)) {
       const std::string name = entry.path().filename().string();
@@ -274,7 +274,7 @@ class Diagnosis {
     }
   }
 
-  void look_at_database() {
+  void check_database() {
     std::error_code error;
     if (!fs::exists(file_, error)) {
       add(Weight::note, "database", "there is no database yet; it is made when first used");
@@ -286,18 +286,18 @@ class Diagnosis {
       const Identity identity = identify(database);
       require_ours(identity, file_);
       if (identity == Identity::current) {
-        look_at_rows(database);
-        look_at_drivers(database);
-        if (check_) look_at_plans(database);
+        check_rows(database);
+        check_drivers(database);
+        if (check_) check_plans(database);
       }
     } catch (const DatabaseError& failed) {
-      look_at_failure(failed);
+      check_failure(failed);
     } catch (const Error& foreign) {
       add(Weight::error, "version", foreign.what());
     }
   }
 
-  void look_at_failure(const DatabaseError& failed) {
+  void check_failure(const DatabaseError& failed) {
     if (failed.is_damage())
       add(Weight::error, "damage", fmt::format("{} is damaged ({})", file_.string(), failed.what()),
           "`wyvern cache stats` repairs it: readable rows move to a new file, the damaged one "
@@ -309,8 +309,8 @@ class Diagnosis {
                                           : "see to its permissions and its disk");
   }
 
-  void look_at_rows(Database& database) {
-    const Verification result = look_at(database);
+  void check_rows(Database& database) {
+    const Verification result = verify_rows(database);
     if (result.damage.empty()) {
       add(Weight::good, "damage",
           fmt::format(
@@ -329,7 +329,7 @@ class Diagnosis {
   }
 
   /// Rows of this machine's devices that were measured with another driver than they have now.
-  void look_at_drivers(Database& database) {
+  void check_drivers(Database& database) {
     std::int64_t winners = 0, measurements = 0;
     for (const WinnerRow& row : tables::winners(database, tables::Winners::that_answer))
       winners += is_stale(row.device, row.driver);
@@ -347,7 +347,7 @@ class Diagnosis {
   }
 
   /// Problems of this machine's devices whose first winner this build cannot use.
-  void look_at_plans(Database& database) {
+  void check_plans(Database& database) {
     std::map<std::int64_t, WinnerRow> whole;  // by id: the problem is among the long members
     for (WinnerRow& row : tables::winners(database, tables::Winners::all))
       if (drivers_.contains(row.device)) whole.emplace(row.id, std::move(row));
@@ -398,7 +398,7 @@ Verification verify_rows(const Cache& cache) {
   Verification result;
   const bool done = CacheAccess::read(cache, [&](Database& database) {
     const Transaction snapshot(database, Transaction::Kind::read);
-    result = look_at(database);
+    result = verify_rows(database);
   });
   if (!done) fail(cache);
   return result;
@@ -416,7 +416,7 @@ Collection collect(Cache& cache, std::int64_t max_bytes) {
     Collection next = done;
     const bool written = CacheAccess::run(cache, Access::shrink, [&](Database& database) {
       next = done;
-      // Free pages are given back by VACUUM alone, which the first round may have to do only.
+      // Only VACUUM frees pages; the first round may need nothing else.
       const std::int64_t free =
           database.integer("PRAGMA freelist_count") * database.integer("PRAGMA page_size");
       give_up(database, done.bytes - free - max_bytes, next);

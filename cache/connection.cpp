@@ -107,8 +107,8 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
 }  // namespace
 
 // fork() copies a connection into the child, where using or even closing it would harm the parent's
-// locks; so the child leaves it alone and opens its own. ForkGuard sees to it that no connection is
-// at work when it is copied, SQLite's own records included.
+// locks; so the child leaves it alone and opens its own. ForkGuard ensures that no connection, nor
+// SQLite's own records, is in use when it is copied.
 namespace {
 
 /// Connections of the parent process, kept for the life of this one. Its mutex is locked only while

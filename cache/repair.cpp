@@ -109,7 +109,7 @@ class TableCopy {
     std::int64_t low = 0;
     std::int64_t high = 0;
     if (scan(ascending_.get(), low) || scan(descending_.get(), high)) return rows_;
-    // With the last rows unreadable nothing says how far they reach; ids are given out densely.
+    // If the last rows are unreadable the largest id is unknown; ids are dense.
     constexpr std::int64_t kGap = 5000;
     std::int64_t last = low;
     for (std::int64_t id = low + 1; high == 0 ? id <= last + kGap : id < high; ++id) {
@@ -274,9 +274,8 @@ fs::path swap_files(const fs::path& file, const fs::path& fresh) {
   return kept;
 }
 
-/// The file that is being made. Whoever has the right to repair is alone with it, so an existing
-/// file is left over from a killed process or a loss of power, and none stays when the work ends
-/// early.
+/// The file that is being made. Only the holder of the right to repair uses it, so an existing file
+/// is left over from a killed process or a loss of power. It is removed when the work ends early.
 class Scratch {
  public:
   explicit Scratch(const fs::path& file) : path_(with_suffix(file, ".new")) { remove(); }

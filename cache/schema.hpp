@@ -39,7 +39,7 @@ std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Databas
                                       std::chrono::milliseconds patience);
 
 /// SHA-256 over everything that decides which code an artifact runs: its key, template, target,
-/// config and metadata, and its code, of which `code_digest` is the SHA-256.
+/// config and metadata, and its code, whose SHA-256 is `code_digest`.
 std::string artifact_digest(const ArtifactRow& row, std::string_view code_digest);
 
 /// Throws the ForeignDatabase error of an identity that must be left alone.

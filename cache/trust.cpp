@@ -36,8 +36,8 @@ std::optional<uid_t> user_of(std::string_view text) {
   return found != nullptr ? std::optional(entry.pw_uid) : std::nullopt;
 }
 
-/// Whose files are used beside one's own. Root's always are: it needs no cache to run code in any
-/// process.
+/// The users whose files are used beside one's own. Root's always are: it needs no cache to run
+/// code in any process.
 struct Owners {
   std::optional<uid_t> trusted;  ///< named by $WYVERN_CACHE_OWNER
 
