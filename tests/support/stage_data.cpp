@@ -520,13 +520,13 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
            (problem.K == 64 || problem.K == 128 || problem.K == 256) &&
            (problem.V == 64 || problem.V == 128 || problem.V == 256);
   const bool one_head_gate = t.source.starts_with("forward/delta_forward/");
-  const bool walks = t.source.starts_with("forward/kda_fwd_h_o/");
-  const bool prepared = walks || t.source.starts_with("forward/kda_prepare/");
+  const bool scans = t.source.starts_with("forward/kda_fwd_h_o/");
+  const bool prepared = scans || t.source.starts_with("forward/kda_prepare/");
   const bool one_kernel = t.source.starts_with("forward/kda_forward/");
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && !one_kernel)) &&
            (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
-           (!problem_constants(problem).ERASE_WRITE || walks ||
+           (!problem_constants(problem).ERASE_WRITE || scans ||
             (prepared && problem.beta_dtype == problem.dtype)) &&
            problem.pass == Pass::forward && !problem.allow_neg_eigval &&
            !problem.disable_recompute && !problem.return_intermediate_states;
@@ -732,13 +732,15 @@ double stage_bound(const StageData& data, const Config& config, std::string_view
   };
   // A product of a segment's chunks, without a new term in any chunk: their rounding errors, each
   // at most half of the bound of a chunk's result, add up as a random walk.
-  const double walk = std::sqrt(data.context.SEG) / 2;
-  if (output == "segment_M") return walk * bound(5e-3, 1e-5, 1e-3) + fp16_resolution(data, output);
+  const double growth = std::sqrt(data.context.SEG) / 2;
+  if (output == "segment_M")
+    return growth * bound(5e-3, 1e-5, 1e-3) + fp16_resolution(data, output);
   if (output == "share_M")
-    return walk * bound(5e-3, 1e-5, 1e-3) + skipped_products(data, "share_M");
+    return growth * bound(5e-3, 1e-5, 1e-3) + skipped_products(data, "share_M");
   if (output == "share_dM")
-    return walk * bound(8e-3, 2e-5, 2e-3) + skipped_products(data, "share_dM");
-  if (output == "segment_dM") return walk * bound(8e-3, 2e-5, 2e-3) + fp16_resolution(data, output);
+    return growth * bound(8e-3, 2e-5, 2e-3) + skipped_products(data, "share_dM");
+  if (output == "segment_dM")
+    return growth * bound(8e-3, 2e-5, 2e-3) + fp16_resolution(data, output);
   switch (row_of(output)) {
     case Row::forward: return bound(5e-3, 1e-5, 1e-3);
     case Row::gradient: return bound(8e-3, 2e-5, 2e-3);

@@ -48,7 +48,7 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem);
 Problem within_reach(const Template& t, const Limits& limits, const Problem& problem);
 
 /// False for elements that contracts leave unwritten: h and dh in unused chunk slots; with a
-/// template, rows of tensors of which it writes only each chunk's last.
+/// template, rows of tensors whose last row of each chunk it writes alone.
 Written written_elements(const StageData& data, const Template* t = nullptr);
 
 /// The bound that holds for an output: exact (0) for tables and copies; else SPECIFICATION.md's

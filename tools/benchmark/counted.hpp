@@ -5,6 +5,6 @@
 #include <cstdint>
 
 /// Of the calling thread since it began: malloc, calloc, realloc and aligned memory, which is what
-/// `new` asks too; mutexes, spin locks and read-write locks that were taken or tried.
+/// `new` asks too; mutexes, spin locks and read-write locks that were locked or tried.
 extern "C" std::int64_t wyvern_counted_allocations() noexcept;
 extern "C" std::int64_t wyvern_counted_locks() noexcept;

@@ -136,7 +136,7 @@ HIDDEN uint32_t arc4random(void) {
   return value;
 }
 
-// LLVM asks how much memory is taken. Beyond 2 GiB the old function's numbers wrap.
+// LLVM asks how much memory is used. Beyond 2 GiB the old function's numbers wrap.
 extern struct mallinfo old_mallinfo(void) __asm__("mallinfo");
 HIDDEN struct mallinfo2 mallinfo2(void) {
   const struct mallinfo from = old_mallinfo();

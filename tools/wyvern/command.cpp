@@ -47,7 +47,7 @@ std::string readable(const Failure& failure) {
                                    : shortened(printable(failure.message), kLongestMessage);
 }
 
-/// Neither a stderr nor a stdout that takes nothing changes the exit code of the failure.
+/// A stderr or stdout that cannot be written does not change the exit code of the failure.
 int report(const Failure& failure, bool json) {
   try {
     const std::string message = readable(failure);
@@ -57,7 +57,7 @@ int report(const Failure& failure, bool json) {
         {{"error",
           {{"kind", failure.kind}, {"message", message}, {"exit_code", failure.exit_code}}}});
     flush_output();
-  } catch (const std::exception&) {  // stderr takes nothing, so nothing can be reported
+  } catch (const std::exception&) {  // stderr cannot be written, so nothing can be reported
   }
   return failure.exit_code;
 }
@@ -97,7 +97,7 @@ std::string option_names(const CLI::App& app, std::string_view argument) {
   return nearest_names(argument.substr(0, argument.find('=')), names);
 }
 
-/// Refuses the first of the arguments that are left, or that there is none.
+/// Refuses the first remaining argument, or reports that it is missing.
 [[noreturn]] void reject_name(std::string_view what, const std::vector<std::string>& rest,
                               const std::vector<std::string>& names) {
   throw Error(ErrorKind::kBadInput,

@@ -127,9 +127,9 @@ HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
   });
 }
 
-/// Slots of a pool of states in no order, all different, one a sequence or one for each column of
-/// it; where there are three sequences or more the second is padding, as is what no slot is left
-/// for.
+/// Distinct slots of a pool of states in random order, one for each sequence or for each of its
+/// columns; with three sequences or more the second is padding, and so are sequences for which no
+/// slot is left.
 HostTensor slots(const Problem& p, const Shape& shape, std::uint64_t seed) {
   Random random(seed, stream_of("state_index"));
   std::vector<std::int64_t> all(static_cast<std::size_t>(p.state_slots));

@@ -89,12 +89,13 @@ void replace(const std::string& path, const struct stat* old,
   FileBeside beside(target, path);
   write_all(beside.number(), path, pieces);
   if (old != nullptr) {
-    // A user who may not change the owner keeps the file: only its name was asked for.
+    // A user who may not change the owner becomes the owner of the new file.
     if (old->st_uid != geteuid() || old->st_gid != getegid())
       static_cast<void>(fchown(beside.number(), old->st_uid, old->st_gid) == 0);
     fchmod(beside.number(), old->st_mode & 0777U);
   }
-  // A full disk may say so only now. A file that cannot be synchronized has no disk to be full.
+  // A full disk may be reported only now. A file that cannot be synchronized has no disk to be
+  // full.
   if (fsync(beside.number()) != 0 && errno != EINVAL && errno != ENOTSUP)
     cannot_write(path, std::strerror(errno));
   beside.rename_to(target, path);

@@ -95,7 +95,7 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
   problem.packed = true;
 }
 
-/// A state that is updated in place is neither given nor wanted beside it.
+/// With a state updated in place there is neither an initial nor a final state beside it.
 void apply_states(const SelectionFlags& flags, Problem& problem) {
   if (problem.inplace_state) problem.initial_state = problem.output_final_state = false;
   problem.state_index = flags.fields.find("state_slots") != nullptr;

@@ -54,8 +54,8 @@ void beta_sigmoid(Problem& p, bool allow_neg_eigval) {
   p.allow_neg_eigval = p.use_beta_sigmoid && allow_neg_eigval;
 }
 
-/// One to three steps a token in turn, for an operator that has several; the gate left out of every
-/// fifth case where it may be and where the case is not about fast decay or none.
+/// One to three steps a token in turn, for an operator that has several; every fifth case has no
+/// gate, if that is legal and the case is not about fast decay or none.
 void vary_operator(std::vector<Case>& cases) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     Problem& p = cases[i].selection.problem;

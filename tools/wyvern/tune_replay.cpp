@@ -27,7 +27,7 @@ struct Transfer {
   std::size_t from = 0, to = 0;
   double over_best = 0, over_default = 0;
   double distance = 0;   ///< below 0: their kernels are not the same
-  bool carried = false;  ///< a runtime would use it where nothing else is tuned
+  bool carried = false;  ///< a runtime would use it if nothing else is tuned
 };
 
 /// For each pair of recordings of one kind of device whose spaces have each other's plans.

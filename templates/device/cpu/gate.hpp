@@ -25,8 +25,8 @@ inline void store_heads(T* p, f32 v, int count) {
     store_part(p, v, count);
 }
 
-/// exp(A_log), kept finite so that its product with 0 is 0: a bounded gate's input below 1e-28 is 0
-/// then, and dt_bias may be large.
+/// exp(A_log), clamped to be finite, so that its product with 0 is 0: a bounded gate's input below
+/// 1e-28 is 0 then, and dt_bias may be large.
 template <bool Bounded>
 inline f32 gate_rate(f32 A_log) {
   return at_most(exp(A_log), splat(Bounded ? 0x1p100F : 0x1p127F));

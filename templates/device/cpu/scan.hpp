@@ -93,8 +93,8 @@ struct ForwardScan {
                                  checkpoint_offsets);
   }
 
-  /// Writes zeros to the block's columns of unused chunk slots, of which each sequence clears a
-  /// part.
+  /// Writes zeros to the block's columns of unused chunk slots; each sequence clears a part of
+  /// them.
   static void clear_unused_slots(DTYPE* h, int64 n, int64 hv, int columns,
                                  const int32* chunk_offsets, const Extents& e) {
     for (int64 slot = chunk_offsets[e.N] + n; slot < e.NT; slot += e.N) {

@@ -24,7 +24,7 @@ def environment(settings: Settings, wyvern: bool) -> dict[str, str]:
 
 
 def caches(folder: str) -> dict[str, str]:
-    """Where what is compiled is kept."""
+    """The folders of compiled files, as environment variables."""
     return {
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",
