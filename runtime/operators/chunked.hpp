@@ -93,13 +93,20 @@ Uses chunked_stages(const Problem& problem, const ChunkedStages& stages);
 
 /// Useful FLOPs, per token and value head, C the chunk size, 64 when the problem names none. A
 /// product of two matrices has 2, times n = num_householder where its rows are those of k, v or
-/// beta and not of q or o: forward, the W-free form (4 n + 2) K V K S, the update K^T V', and Q S +
-/// (2 n + 2) C V Tinv (V - K S), and P V' + (2 n + 2) C K / (HV/H) K K^T, and Q K^T, shared by the
-/// value heads of a group (by none where the gate is a vector) + 2 n C^2 the triangular inverse
-/// backward (12 n + 4) K V W S, K^T V'; K dS', W^T dV'; V' dS'^T, dV' S^T; and Q^T dO, dO S^T + (6
-/// n + 4) C V U; Tinv^T dU, X V'^T; and P^T dO, dO V'^T + (2 n + 2) C K / (HV/H) K K^T, and Q K^T +
-/// (8 n + 4) C K W; Tinv^T dW, M K, M^T K; and dP K, dP^T Q + 2 n C^2 the inverse less W S, K^T V',
-/// U, W and the inverse if the forward pass wrote them
+/// beta and not of q or o:
+///   forward, the W-free form
+///     (4 n + 2) K V             K S, the update K^T V', and Q S
+///     + (2 n + 2) C V           Tinv (V - K S), and P V'
+///     + (2 n + 2) C K / (HV/H)  K K^T, and Q K^T, shared by the value heads of a group (by none
+///                               where the gate is a vector)
+///     + 2 n C^2                 the triangular inverse
+///   backward
+///     (12 n + 4) K V            W S, K^T V'; K dS', W^T dV'; V' dS'^T, dV' S^T; and Q^T dO, dO S^T
+///     + (6 n + 4) C V           U; Tinv^T dU, X V'^T; and P^T dO, dO V'^T
+///     + (2 n + 2) C K / (HV/H)  K K^T, and Q K^T
+///     + (8 n + 4) C K           W; Tinv^T dW, M K, M^T K; and dP K, dP^T Q
+///     + 2 n C^2                 the inverse
+///     less W S, K^T V', U, W and the inverse if the forward pass wrote them
 ///   recurrent
 ///     (4 n + 2) K V             S^T k, k u^T, and S^T q
 /// K = V = 128, bf16, n = 1, HV/H = 1, 2, 4: forward 172, 156 and 147 kFLOP and 1030, 774 and 646
