@@ -94,6 +94,35 @@ TEST(Plans, OptionsAddTheirStages) {
                                                    "fwd_h_combine", "fwd_h_resume", "fwd_o"}));
 }
 
+/// Every forward plan is that of the problem without the norm, and a last step that alone writes
+/// the caller's o.
+TEST(Plans, NormalizeOBehindTheForwardPass) {
+  Problem plain = gated(true);
+  plain.inplace_state = plain.return_intermediate_states = plain.state_v_first = true;
+  plain.output_final_state = false;
+  Problem p = plain;
+  p.output_norm = Activation::silu;
+  for (const char* const op : {"delta_rule", "gated_delta_rule", "kda"}) {
+    plain.op = p.op = op;
+    std::vector<Plan> wanted = enumerate_plans(plain, host_target(), 64);
+    const std::vector<Plan> plans = enumerate_plans(p, host_target(), 64);
+    ASSERT_EQ(plans.size(), wanted.size());
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      EXPECT_EQ(plans[i].back().template_id, "output_norm.cpu");
+      wanted[i].push_back(plans[i].back());
+      EXPECT_EQ(plans[i], wanted[i]);
+    }
+    const auto bound = bind_operator(Device::open("cpu"), p, plans.back());
+    for (const BoundStep& step : bound->steps)
+      for (std::size_t i = 0; i < step.argument_count; ++i)
+        if (step.source_template->parameters[i].name == "o") {
+          const bool last = &step == &bound->steps.back();
+          const auto wanted_from = last ? Binding::From::caller : Binding::From::workspace;
+          EXPECT_EQ(step.bindings[i].from, wanted_from);
+        }
+  }
+}
+
 /// A kernel that computes norms and gates itself must not get inputs for which an earlier step has
 /// already computed them.
 TEST(Plans, MakeNormsAndGatesOnce) {

@@ -68,7 +68,7 @@
   X(PARENT, "parent says from which token's state each token starts")                       \
   X(STATE_SCALE, "elements of the pool are multiplied by state_scale")                      \
   X(KEEP_POOL, "the pool is read only")                                                       \
-  X(OUTPUT_NORM, "recurrent: rows of o are normalized and gated")                             \
+  X(OUTPUT_NORM, "rows of o are normalized and gated")                                        \
   X(NORM_SILU, "with OUTPUT_NORM: the gate is silu(norm_gate), else sigmoid(norm_gate)")      \
   X(TRANSITION, "summaries of ranges hold M beside R")                                        \
   X(BACKWARDS, "gradients of states go through ranges from last to first")                  \

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "runtime/base/nearest_names.hpp"
+#include "runtime/operators/layer.hpp"
 
 namespace wyvern {
 namespace {
@@ -82,7 +83,9 @@ Work work_of(const Problem& problem) {
 }
 
 std::vector<StageUse> stage_uses(const Problem& problem) {
-  return definition_of(problem).stages(problem);
+  std::vector<StageUse> uses = definition_of(problem).stages(problem);
+  add_layer_stages(problem, uses);
+  return uses;
 }
 
 GateKind gate_kind(const Problem& problem) noexcept {

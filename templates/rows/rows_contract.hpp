@@ -7,14 +7,18 @@
 
 namespace wyvern::rows {
 
-/// Lanes that share a row in portable.cu: a power of two, one 16-byte (or narrower) vector each.
-inline std::int64_t lanes_per_row(const Spec& s) {
-  const std::int64_t K = s.K;
-  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
+/// How portable.cu divides a row: a power of two of lanes, a few vectors of at most 16 bytes each.
+struct Lanes {
+  std::int64_t count = 1;
+  std::int64_t vectors = 1;  ///< of a lane
+};
+inline Lanes lanes_of_row(std::int64_t columns, DType type) {
+  const std::int64_t size = columns * static_cast<std::int64_t>(size_of(type));
   std::int64_t bytes = 16;
-  while (K * size % bytes != 0) bytes /= 2;
-  std::int64_t lanes = 1;
-  while (lanes < K * size / bytes && lanes < 32) lanes *= 2;
+  while (size % bytes != 0) bytes /= 2;
+  Lanes lanes;
+  while (lanes.count < size / bytes && lanes.count < 32) lanes.count *= 2;
+  lanes.vectors = cuda::ceil_div(size / bytes, lanes.count);
   return lanes;
 }
 
@@ -28,7 +32,8 @@ inline Template portable(Template t) {
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t threads = s.num_warps * 32;
     const std::int64_t rows = e.B * e.T * s.H;
-    return Geometry{{cuda::ceil_div(rows, threads / lanes_per_row(s)), 1, 1}, threads, 0};
+    const std::int64_t at_once = threads / lanes_of_row(s.K, s.DTYPE).count;
+    return Geometry{{cuda::ceil_div(rows, at_once), 1, 1}, threads, 0};
   };
   return t;
 }

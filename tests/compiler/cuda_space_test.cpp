@@ -82,8 +82,10 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
     if (flag()) p.intermediate_rows = 4, p.draft_tokens = p.T = 4;
     p.parent = p.intermediate_rows && !p.output_final_state &&
                p.disable_state_update == p.inplace_state && flag();
-    if (flag()) p.output_norm = flag() ? Activation::silu : Activation::sigmoid;
   }
+  if (p.pass != Pass::backward && definition_of(p).facts().beta &&
+      !definition_of(p).facts().householder && flag())
+    p.output_norm = flag() ? Activation::silu : Activation::sigmoid;
   if (p.inplace_state && definition_of(p).facts().beta && !definition_of(p).facts().householder &&
       !p.intermediate_rows && !t.needs.wgmma && flag())
     p.state_dtype = flag() ? DType::float8_e4m3 : DType::float8_e5m2;

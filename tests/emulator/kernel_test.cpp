@@ -458,6 +458,43 @@ TEST(Kernel, RowsAndGates) {
       }
 }
 
+/// Rows of o that fill a lane's vectors, miss them, are held by a whole warp, and are too long to
+/// be held.
+TEST(Kernel, OutputNorm) {
+  std::uint64_t seed = 60;
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const std::int64_t V : {1, 60, 128, 300, 512, 1300}) {
+      Problem p = problem(2, 19, 1, 3, 16, V);
+      p.dtype = p.beta_dtype = dtype;
+      p.output_norm = seed % 2 == 0 ? Activation::silu : Activation::sigmoid;
+      const StageData data = testing::make_stage_data(p, 64, Gate::typical, seed, {},
+                                                      find_template("output_norm.portable"));
+      const Template& t = *find_template("output_norm.portable");
+      const std::vector<Config> configs =
+          space(t, problem_constants(p), kHopper, Precision::tf32, {});
+      ASSERT_FALSE(configs.empty());
+      expect_correct(t, configs[seed++ % configs.size()], data);
+    }
+}
+
+TEST(Kernel, OutputNormSpillsNothing) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  const Template& t = *find_template("output_norm.portable");
+  for (const DType dtype : {DType::bf16, DType::fp32})
+    for (const std::int64_t V : {60, 128, 512, 1300}) {
+      Problem p = problem(1, 90, 1, 3, 64, V);
+      p.dtype = p.beta_dtype = dtype;
+      p.output_norm = Activation::silu;
+      for (const Config& config : space(t, problem_constants(p), kHopper))
+        for (const char* arch : {"sm_80", "sm_90a"}) {
+          const Artifact artifact = compile({&t, problem_constants(p), config, cuda_target(arch)});
+          EXPECT_EQ(artifact.resources.spill_bytes, 0) << V << ' ' << config.to_string();
+          EXPECT_EQ(artifact.resources.stack_bytes, 0) << V << ' ' << config.to_string();
+        }
+    }
+}
+
 /// Gradients inside chunks, with a scalar gate and without one.
 TEST(Kernel, ChunkGradients) {
   const std::vector<std::string_view> only{"bwd_dqkwg", "wy_bwd", "wy_dqkg"};

@@ -504,6 +504,16 @@ TEST_P(EmulatedDrafts, HaveNormalizedOutputs) {
   }
 }
 
+/// Behind a forward pass by any kernel, with null sequences.
+TEST_P(EmulatedDrafts, AndForwardPassesHaveNormalizedOutputs) {
+  Problem p = base({std::string(GetParam()), Pass::forward});
+  p.H = 1, p.HV = 2, p.K = p.V = 64;
+  p.output_norm = Activation::silu;
+  const OperatorData data = pool_data(p, Gate::mixed, 45, {5, 70, 1, 0, 64, 3, 7, 30});
+  for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+    check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+}
+
 /// A null token between two others, whose rows of o are normalized with all columns in a block.
 TEST_P(EmulatedDrafts, NormalizeOutputsBesideNullTokens) {
   Problem p = base({std::string(GetParam()), Pass::recurrent});

@@ -473,7 +473,7 @@ void add_drafts(Cases& cases) {
 }
 
 /// Rows of o normalized and gated, of null sequences and null tokens too.
-void add_output_norms(Cases& cases) {
+void add_output_norms(Cases& cases, Pass pass) {
   const auto norm = [](Problem& p) { p.output_norm = Activation::silu; };
   const auto pool = [=](Problem& p) {
     norm(p), p.initial_state = p.output_final_state = false;
@@ -495,8 +495,15 @@ void add_output_norms(Cases& cases) {
               norm(p), states(p), p.packed = p.use_qk_l2norm = p.state_v_first = true, p.V = 40;
               p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
             },
-            Gate::mixed, {1, 0, 3, 8, 0});
+            Gate::mixed, {1, 0, pass == Pass::forward ? 70 : 3, 8, 0});
   cases.add("NormNoTokens", [=](Problem& p) { norm(p), states(p), p.T = 0; });
+  if (pass == Pass::forward) {
+    cases.add("NormPool", [=](Problem& p) { pool(p), p.T = 40; }, Gate::mixed);
+    cases.add("NormStates", [=](Problem& p) {
+      norm(p), p.return_intermediate_states = p.state_v_first = true, p.V = 48;
+    });
+    return;
+  }
   cases.add(
       "NormColumns", [=](Problem& p) { pool(p), p.index_columns = 5, p.state_dtype = DType::bf16; },
       Gate::mixed);
@@ -604,7 +611,9 @@ std::vector<OperatorData> outputs_of_any_size(Problem problem) {
   problem.output_norm = Activation::silu;
   problem.initial_state = true;
   std::vector<OperatorData> all;
-  for (const double size : {1e-6, 1.0, 1e6}) {
+  // A forward pass stores o before it is normalized, in fp16 with what that has of range.
+  const bool stored = problem.pass == Pass::forward && problem.dtype == DType::fp16;
+  for (const double size : {stored ? 1e-3 : 1e-6, 1.0, stored ? 1e4 : 1e6}) {
     OperatorData data = make_data(problem, Gate::typical, 8);
     const auto scale = [&](std::string_view name, double factor) {
       HostTensor& tensor = data.tensors.find(name)->second;
@@ -688,10 +697,9 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_numbers(cases);
   add_gates(cases);
   add_options(cases);
-  if (which.pass == Pass::recurrent && takes_drafts(base(which))) {
-    add_drafts(cases);
-    add_output_norms(cases);
-  }
+  if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
+  if (which.pass != Pass::backward && takes_drafts(base(which)))
+    add_output_norms(cases, which.pass);
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
@@ -781,8 +789,8 @@ void draw_states(Draw& draw, Problem& p) {
     p.output_state_index = p.inplace_state && p.state_index && draw.flip();
     p.has_initial_state = p.inplace_state && draw.flip();
   }
-  if (recurrent && takes_drafts(p)) {
-    draw_drafts(draw, p);
+  if (recurrent && takes_drafts(p)) draw_drafts(draw, p);
+  if (p.pass != Pass::backward && takes_drafts(p)) {
     if (draw.rarely()) p.output_norm = draw.flip() ? Activation::silu : Activation::sigmoid;
     if (p.output_norm && draw.flip()) p.norm_eps = 1e-5F;
   }

@@ -85,17 +85,19 @@ TEST(Oracle, ZeroBetaOnlyDecaysTheState) {
 }
 
 TEST(Oracle, NormOfOutputs) {
-  Problem p = fp32_problem(1, 1, 2);
-  p.pass = Pass::recurrent;
-  p.output_norm = Activation::sigmoid, p.norm_eps = 3.5F;
-  OperatorData data = by_hand(p, {1}, {1}, {3, 4}, {1}, {0});
-  data.tensors["norm_weight"] = HostTensor(DType::fp32, {2}, {2, -1});
-  data.tensors["norm_gate"] = HostTensor(DType::fp32, {1, 1, 1, 2}, {0, 2});
-  // o = (3, 4) before it is divided by sqrt((9 + 16) / 2 + 3.5) = 4.
-  const double gate = 1 / (1 + std::exp(-2.0));
-  expect_near(oracle(data).at("o"), {0.75 * 2 * 0.5, -1 * gate});
-  data.problem.output_norm = Activation::silu;
-  expect_near(oracle(data).at("o"), {0, -2 * gate});
+  for (const Pass pass : {Pass::forward, Pass::recurrent}) {
+    Problem p = fp32_problem(1, 1, 2);
+    p.pass = pass;
+    p.output_norm = Activation::sigmoid, p.norm_eps = 3.5F;
+    OperatorData data = by_hand(p, {1}, {1}, {3, 4}, {1}, {0});
+    data.tensors["norm_weight"] = HostTensor(DType::fp32, {2}, {2, -1});
+    data.tensors["norm_gate"] = HostTensor(DType::fp32, {1, 1, 1, 2}, {0, 2});
+    // o = (3, 4) before it is divided by sqrt((9 + 16) / 2 + 3.5) = 4.
+    const double gate = 1 / (1 + std::exp(-2.0));
+    expect_near(oracle(data).at("o"), {0.75 * 2 * 0.5, -1 * gate});
+    data.problem.output_norm = Activation::silu;
+    expect_near(oracle(data).at("o"), {0, -2 * gate});
+  }
 }
 
 TEST(Oracle, UnitBetaAndUnitKeyOverwrite) {

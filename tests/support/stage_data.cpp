@@ -122,7 +122,7 @@ class Chain {
   }
 
   void rows() {
-    add("x", rows_of_many_lengths());
+    add("x", rows_of_many_lengths(p_.H, p_.K));
     run("l2norm");
     store("y", p_.dtype, heads(p_.H, p_.K));
     run("l2norm_rstd");
@@ -184,6 +184,17 @@ class Chain {
     store("h_v_first", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
     if (needs({"o"})) run(vector() ? "kda_fwd_o" : "fwd_o");
     store("o", p_.dtype, heads(p_.HV, p_.V));
+    if (p_.output_norm && needs({"o_raw"})) output_norm();
+  }
+
+  /// Gates of null sequences, whose rows are 0, are nobody's.
+  void output_norm() {
+    const HostTensor rows = rows_of_many_lengths(p_.HV, p_.V);
+    HostTensor gate = out_.tensors.at("norm_gate");
+    for (std::int64_t i = 0; i < rows.elements(); ++i)
+      if (rows.at(i) == 0) gate.set(i, std::numeric_limits<double>::quiet_NaN());
+    add("o_raw", rows);
+    add("norm_gate", gate);
   }
 
   void segments() {
@@ -355,14 +366,14 @@ class Chain {
     store("final_state", DType::fp32, states(p_.N));
   }
 
-  /// Rows whose squared lengths lie on both sides of l2norm's 1e-6, some of them zero.
-  HostTensor rows_of_many_lengths() const {
+  /// Rows whose squared lengths lie on both sides of the norms' 1e-6, some of them zero.
+  HostTensor rows_of_many_lengths(std::int64_t count, std::int64_t width) const {
     Engine engine(static_cast<std::uint64_t>(p_.T));
-    HostTensor x = unit_rows(engine, p_.dtype, {p_.B, p_.T, p_.H, p_.K});
+    HostTensor x = unit_rows(engine, p_.dtype, heads(count, width));
     std::uniform_real_distribution<double> exponent(-4, 1);
-    for (std::int64_t row = 0; row < x.elements(); row += p_.K) {
-      const double length = row / p_.K % 7 == 6 ? 0 : std::pow(10.0, exponent(engine));
-      for (std::int64_t i = row; i < row + p_.K; ++i) x.set(i, length * x.at(i));
+    for (std::int64_t row = 0; row < x.elements(); row += width) {
+      const double length = row / width % 7 == 6 ? 0 : std::pow(10.0, exponent(engine));
+      for (std::int64_t i = row; i < row + width; ++i) x.set(i, length * x.at(i));
     }
     return x;
   }
@@ -418,6 +429,7 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "step_seqlens") return p.packed;
   if (stage == "chunk_index") return p.packed;
   if (stage == "transpose_states") return p.return_intermediate_states;
+  if (stage == "output_norm") return p.output_norm.has_value();
   if (stage == "gate" || stage == "gate_bwd") return in_kernel && kind == GateKind::scalar;
   if (stage == "kda_gate" || stage == "kda_gate_bwd") return in_kernel && kind == GateKind::vector;
   if (stage == "gate_param_sum") return in_kernel;

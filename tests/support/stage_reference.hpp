@@ -69,8 +69,8 @@ struct StageContext {
   std::int64_t first_slot = 0;        ///< the least index of one
   bool gate_in_kernel = false;        ///< recurrent: g is the gate's raw input
   bool qk_l2norm = false;             ///< recurrent: it normalizes q and k
-  bool norm_silu = false;             ///< recurrent: norm_gate goes through silu, else sigmoid
-  double norm_eps = 0;                ///< recurrent: of the norm of o
+  bool norm_silu = false;             ///< norm_gate goes through silu, else sigmoid
+  double norm_eps = 0;                ///< of the norm of o
   bool beta_sigmoid = false, neg_eigval = false, state_v_first = false;
   std::int64_t steps = 1;  ///< of a token
   bool backwards = false;  ///< fold: gradients, from the last range to the first

@@ -84,7 +84,7 @@ class Recurrence {
   const Vector& v_;
 };
 
-/// The norm of rows of o, with norm_weight and the gate of norm_gate.
+/// The norm of rows of o, with norm_weight and the gate of norm_gate. What is 0 stays 0.
 void normalize_output(const StageContext& c, const TensorMap& t, Vector& o) {
   const Vector &weight = t.at("norm_weight"), &gate = t.at("norm_gate");
   const std::size_t V = weight.size();
@@ -92,6 +92,7 @@ void normalize_output(const StageContext& c, const TensorMap& t, Vector& o) {
     const double mean = dot(&o[start], &o[start], c.dims.V) / static_cast<double>(V);
     for (std::size_t j = 0; j < V; ++j) {
       const double z = gate[start + j];
+      if (o[start + j] == 0) continue;
       o[start + j] *=
           weight[j] * (c.norm_silu ? z : 1) / (1 + std::exp(-z)) / std::sqrt(mean + c.norm_eps);
     }
@@ -129,10 +130,16 @@ void recurrent(const StageContext& c, TensorMap& t) {
   if (in_place) t["state"] = pool;
 }
 
+void output_norm(const StageContext& c, TensorMap& t) {
+  Vector o = t.at("o_raw");
+  normalize_output(c, t, o);
+  t["o"] = o;
+}
+
 }  // namespace
 
 const StageReferences& recurrent_references() {
-  static const StageReferences references{{"recurrent", recurrent}};
+  static const StageReferences references{{"recurrent", recurrent}, {"output_norm", output_norm}};
   return references;
 }
 

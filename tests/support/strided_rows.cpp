@@ -70,7 +70,8 @@ std::vector<std::string> rows_of_tokens(const Operator& op) {
   const auto makes_output = [](const PlanStep& step) {
     return step.template_id.starts_with("fwd_o.") || step.template_id.starts_with("kda_fwd_o.");
   };
-  const bool dense_output = std::any_of(op.plan().begin(), op.plan().end(), makes_output);
+  const bool dense_output =
+      !op.problem().output_norm && std::any_of(op.plan().begin(), op.plan().end(), makes_output);
   const OperatorDefinition& definition = definition_of(op.problem());
   std::vector<std::string> names;
   for (const TensorSpec& spec : tensor_specs(op.problem()))

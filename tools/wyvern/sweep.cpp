@@ -201,6 +201,29 @@ void add_checkpoint_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
+bool takes_output_norm(const Problem& p) {
+  return p.pass != Pass::backward && facts_of(p).beta && !facts_of(p).householder;
+}
+
+/// Rows of o normalized behind a forward pass, of null sequences too.
+void add_norm_cases(const Problem& base, std::vector<Case>& cases) {
+  if (base.pass != Pass::forward || !takes_output_norm(base)) return;
+  for (const Activation gate : {Activation::silu, Activation::sigmoid}) {
+    Case c{{base, {}}};
+    Problem& p = c.selection.problem;
+    size(p, 1, 0, 1, 2, 64, gate == Activation::silu ? 128 : 60);
+    pack(c, {70, 0, 33, 130});
+    if (gate == Activation::silu) {
+      p.inplace_state = p.state_index = p.null_slot_zero = true;
+      p.state_slots = 6;
+    } else {
+      states(p);
+    }
+    p.output_norm = gate;
+    cases.push_back(std::move(c));
+  }
+}
+
 /// Drafts to verify: slots for each token's state, and a tree with its states in a buffer; rows of
 /// o normalized.
 void add_draft_cases(const Problem& base, std::vector<Case>& cases) {
@@ -342,11 +365,9 @@ Case random_case(const Problem& base, Draw& draw) {
     p.allow_neg_eigval = p.use_beta_sigmoid && draw.chance(2);
   }
   if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
-  if (p.pass == Pass::recurrent) {
-    if (facts_of(p).beta && !facts_of(p).householder && draw.chance(4))
-      p.output_norm = draw.chance(2) ? Activation::silu : Activation::sigmoid;
-    return c;
-  }
+  if (takes_output_norm(p) && draw.chance(4))
+    p.output_norm = draw.chance(2) ? Activation::silu : Activation::sigmoid;
+  if (p.pass == Pass::recurrent) return c;
   if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});
   if (p.pass == Pass::forward && !facts_of(p).householder && draw.chance(3)) {
     p.checkpoint_offsets = draw.chance(2);
@@ -419,6 +440,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   add_pool_cases(base, cases);
   add_checkpoint_cases(base, cases);
   add_draft_cases(base, cases);
+  add_norm_cases(base, cases);
   add_invariant_case(base, cases);
   vary_operator(cases);
   Draw draw(seed);

@@ -1,4 +1,4 @@
-"""The norm of o in decoding: RMSNorm of each value head's row, weighed and gated."""
+"""The norm of o, in decoding and forward: RMSNorm of each value head's row, weighed and gated."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from reference import error, recurrence
 from wyvern import ops
 
 FUNCTIONS = [ops.fused_recurrent_delta_rule, ops.fused_recurrent_gated_delta_rule, ops.fused_recurrent_kda]
+CHUNKED = [ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 ACTIVATIONS = {"silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid}
 
@@ -49,6 +50,24 @@ def test_rows_are_normalized(function: Any, dtype: torch.dtype, activation: str,
     o, state = call()
     wanted, after = exact(call)
     assert o.dtype is dtype
+    assert error(o, normalized(wanted, call.fixed)) < TOLERANCE[dtype]
+    assert error(state, after) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("activation", ["swish", "sigmoid"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("function", CHUNKED)
+def test_rows_of_many_tokens(function: Any, dtype: torch.dtype, activation: str, device: str) -> None:
+    """The gate is a slice of a wider row; a weight in the model's dtype; out."""
+    call = batch(function, device, dtype, B=2, T=70)
+    B, T, HV, V = call.tensors["v"].shape
+    call.fixed["norm_gate"] = torch.randn(B, T, 3, HV, V, device=device).to(dtype)[:, :, 1]
+    call.fixed["norm_weight"] = call.fixed["norm_weight"].to(dtype)
+    call.fixed |= {"norm_activation": activation, "norm_eps": 1e-3}
+    wanted, after = exact(call)
+    call.fixed["out"] = torch.full([B, T, HV, V], float("nan"), device=device, dtype=dtype)
+    o, state = call()
+    assert o is call.fixed["out"]
     assert error(o, normalized(wanted, call.fixed)) < TOLERANCE[dtype]
     assert error(state, after) < TOLERANCE[dtype]
 
@@ -130,9 +149,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("function", [ops.fused_recurrent_delta_rule, ops.chunk_delta_rule])
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_named(name: str) -> None:
+def test_mistakes_are_named(name: str, function: Any) -> None:
     change, kind, message = MISTAKES[name]
-    call = batch(ops.fused_recurrent_delta_rule, "cpu", torch.float32, B=2, T=3, states=False)
+    call = batch(function, "cpu", torch.float32, B=2, T=3, states=False)
     with pytest.raises(kind, match=message):
         call.function(**{**call.tensors, **call.fixed, **change})

@@ -129,6 +129,10 @@ def chunk_gated_delta_rule(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule (Gated DeltaNet, arXiv 2412.06464): S <- exp(g) S; u = beta (v - S^T k);
@@ -215,6 +219,13 @@ def chunk_gated_delta_rule(
             sequence of L tokens are ``L // checkpoint_every``, one sequence after the other; of more than
             there are rows the last are not written. Other rows, and those of null sequences, keep what they
             hold.
+        norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated,
+            ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's row by
+            itself, after it was rounded to the dtype of q. Rows of null sequences stay 0. There is no
+            gradient then: inputs that require one are refused.
+        norm_gate: ``[B, T, HV, V]`` in the dtype of q; rows of tokens may be strided, as v's may.
+        norm_eps: above 0.
+        norm_activation: what the gate goes through, "silu" (or "swish") or "sigmoid".
         out: ``[B, T, HV, V]``, contiguous, aligned to 16 bytes, in the dtype of q (autocast's where that
             is on): where o goes, and what is returned as o, without gradients. It overlaps no other tensor
             of the call.
@@ -244,7 +255,8 @@ def chunk_gated_delta_rule(
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, norm_weight=norm_weight, norm_gate=norm_gate,
+            norm_eps=norm_eps, norm_activation=norm_activation, out=out,
         ),
     )  # fmt: skip
 
@@ -281,6 +293,10 @@ def chunk_delta_rule(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule (DeltaNet, arXiv 2406.06484): u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
@@ -303,7 +319,8 @@ def chunk_delta_rule(
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, norm_weight=norm_weight, norm_gate=norm_gate,
+            norm_eps=norm_eps, norm_activation=norm_activation, out=out,
         ),
     )  # fmt: skip
 
@@ -348,6 +365,10 @@ def chunk_kda(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for every key channel.
@@ -387,7 +408,8 @@ def chunk_kda(
         ), disable_recompute, return_intermediate_states,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, norm_weight=norm_weight, norm_gate=norm_gate,
+            norm_eps=norm_eps, norm_activation=norm_activation, out=out,
         ),
     )  # fmt: skip
 

@@ -1,0 +1,17 @@
+// The layer around an operator: stages that are no operator's own.
+#pragma once
+
+#include <wyvern/problem.hpp>
+
+#include <vector>
+
+#include "runtime/plan.hpp"
+
+namespace wyvern {
+
+/// Adds to the stages of the problem's operator those of the layer around it that the problem asks
+/// for: behind the forward pass the norm of o, which is then written as o_raw first. The recurrent
+/// pass normalizes o itself.
+void add_layer_stages(const Problem& problem, std::vector<StageUse>& uses);
+
+}  // namespace wyvern

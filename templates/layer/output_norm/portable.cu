@@ -1,0 +1,132 @@
+// Rows of o normalized and gated: each V elements, in a power of two of lanes. A lane loads its
+// vectors of BC rows before it computes, so that enough bytes are under way; rows too long for
+// registers are read twice, once for the sum of squares.
+#include "device/cuda/rows.cuh"
+
+constexpr int kThreads = num_warps * 32;
+using Shape = RowShape<DTYPE, V>;
+constexpr int kVector = Shape::kVector;
+constexpr int kLanes = Shape::kLanes;
+constexpr int kPerLane = Shape::kPerLane;
+constexpr int kSideBySide = kThreads / kLanes;
+constexpr bool kHeld = kPerLane <= 4;
+static_assert(kHeld || BC == 1, "long rows are taken one by one");
+using Part = Vector<DTYPE, kVector>;
+
+/// Where a row of o is, as computed and as it is to be, and its gate.
+struct Row {
+  const DTYPE* from;
+  const DTYPE* gate;
+  DTYPE* to;
+  bool active;
+};
+
+/// kVector weights from a column on.
+struct Weights {
+  float at[kVector];
+
+  WYVERN_DEVICE void load_from(const float* from) {
+    constexpr int kWide = smaller(kVector, 4);
+#pragma unroll
+    for (int i = 0; i < kVector; i += kWide) {
+      const auto part = load<kWide>(from + i);
+#pragma unroll
+      for (int j = 0; j < kWide; ++j) at[i + j] = part.at[j];
+    }
+  }
+};
+
+WYVERN_DEVICE void add_squares(const Part& x, float& sum) {
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    const float value = to_float(x.at[j]);
+    sum = fused_multiply_add(value, value, sum);
+  }
+}
+
+/// By all lanes of the warp; `sum` is of a lane's squares.
+WYVERN_DEVICE float row_rstd(float sum, float norm_eps) {
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  // Numbers that are not normal would count as 0.
+  return reciprocal_sqrt_fast(maximum(sum * (1.0f / V) + norm_eps, 0x1p-126f));
+}
+
+/// An element that is 0 stays 0 whatever the gate is: rows of null sequences are 0, and nobody
+/// wrote their gates.
+WYVERN_DEVICE Part gated(const Part& x, const Part& z, const Weights& weights, float rstd) {
+  Part y;
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    const float value = to_float(x.at[j]), gate = to_float(z.at[j]);
+    const float sigmoid = reciprocal_fast(1.0f + exp2_fast(gate * -1.44269504f));
+    const float open = NORM_SILU ? gate * sigmoid : sigmoid;
+    y.at[j] = from_float<DTYPE>(value == 0.0f ? 0.0f : value * rstd * weights.at[j] * open);
+  }
+  return y;
+}
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int64 rows = e.B * e.T * e.HV;
+  const int64 first = int64{block_index()} * (kSideBySide * BC);
+  const int64 token = first / e.HV;
+  const int head = static_cast<int>(first - token * e.HV);
+  const int column = thread_index() % kLanes * kVector;
+  const auto row_at = [&](int i) -> Row {
+    const int local = i * kSideBySide + thread_index() / kLanes;
+    const int64 row = first + local;
+    const int64 of = token + (head + local) / e.HV;
+    const int64 in_token = int64{(head + local) % e.HV} * V;
+    return {o_raw + row * V, norm_gate + of * norm_gate_stride + in_token,
+            o + of * o_stride + in_token, row < rows};
+  };
+  if constexpr (kHeld) {
+    Row row[BC];
+    Part x[BC][kPerLane] = {}, z[BC][kPerLane] = {};
+    Weights weights[kPerLane] = {};
+#pragma unroll
+    for (int i = 0; i < BC; ++i) {
+      row[i] = row_at(i);
+#pragma unroll
+      for (int v = 0; v < kPerLane; ++v) {
+        const int at = column + v * kLanes * kVector;
+        if (!row[i].active || at >= V) continue;
+        x[i][v] = load<kVector>(row[i].from + at);
+        z[i][v] = load<kVector>(row[i].gate + at);
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < kPerLane; ++v) {
+      const int at = column + v * kLanes * kVector;
+      if (at < V) weights[v].load_from(norm_weight + at);
+    }
+#pragma unroll
+    for (int i = 0; i < BC; ++i) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int v = 0; v < kPerLane; ++v) add_squares(x[i][v], sum);
+      const float rstd = row_rstd(sum, e.norm_eps);
+#pragma unroll
+      for (int v = 0; v < kPerLane; ++v) {
+        const int at = column + v * kLanes * kVector;
+        if (row[i].active && at < V)
+          store_vector(row[i].to + at, gated(x[i][v], z[i][v], weights[v], rstd));
+      }
+    }
+  } else {
+    const Row row = row_at(0);
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int64 at = column; at < V; at += kLanes * kVector)
+      if (row.active) add_squares(load<kVector>(row.from + at), sum);
+    const float rstd = row_rstd(sum, e.norm_eps);
+#pragma unroll 1
+    for (int64 at = column; at < V; at += kLanes * kVector) {
+      if (!row.active) continue;
+      Weights weights;
+      weights.load_from(norm_weight + at);
+      store_vector(row.to + at, gated(load<kVector>(row.from + at), load<kVector>(row.gate + at),
+                                      weights, rstd));
+    }
+  }
+}
