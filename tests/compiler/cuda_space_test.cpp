@@ -54,7 +54,9 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   if (definition_of(p).facts().householder)
     p.num_householder = 1 + static_cast<std::int64_t>((random() >> 16) % 3);
   const bool decodes = t.carries_out("recurrent");
-  p.pass = decodes ? Pass::recurrent : Pass::backward;
+  p.pass = decodes                        ? Pass::recurrent
+           : t.carries_out("output_norm") ? Pass::forward
+                                          : Pass::backward;
   p.H = heads.H, p.HV = heads.HV, p.K = heads.K, p.V = heads.V;
   p.dtype = dtype;
   p.beta_dtype = flag() ? dtype : DType::fp32;
