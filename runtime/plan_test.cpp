@@ -102,8 +102,9 @@ TEST(Plans, NormalizeOBehindTheForwardPass) {
   plain.output_final_state = false;
   Problem p = plain;
   p.output_norm = Activation::silu;
-  for (const char* const op : {"delta_rule", "gated_delta_rule", "kda"}) {
+  for (const std::string_view op : operators()) {
     plain.op = p.op = op;
+    plain.num_householder = p.num_householder = op == "gated_delta_product" ? 2 : 1;
     std::vector<Plan> wanted = enumerate_plans(plain, host_target(), 64);
     const std::vector<Plan> plans = enumerate_plans(p, host_target(), 64);
     ASSERT_EQ(plans.size(), wanted.size());

@@ -25,7 +25,6 @@ constexpr FieldScope kBeta{0b111, [](const OperatorFacts& f) { return f.beta; }}
 constexpr FieldScope kCheckpoints{0b001, [](const OperatorFacts& f) { return !f.householder; }};
 constexpr FieldScope kDecoding{0b100,
                                [](const OperatorFacts& f) { return f.beta && !f.householder; }};
-constexpr FieldScope kOutputNorm{0b101, kDecoding.has};
 constexpr FieldScope kHouseholder{0b111, [](const OperatorFacts& f) { return f.householder; }};
 
 /// The least power of two at or above; 0 stays 0.
@@ -485,7 +484,7 @@ constexpr std::array kFields{
     ProblemField{.name = "output_norm",
                  .member = &Problem::output_norm,
                  .help = "RMSNorm of each head's o, gated by silu or sigmoid of norm_gate",
-                 .scope = kOutputNorm,
+                 .scope = kServing,
                  .option = {"--output-norm", For::every},
                  .key = {40, "/", "output_norm"},
                  .distance = kInput,
@@ -495,7 +494,7 @@ constexpr std::array kFields{
     ProblemField{.name = "norm_eps",
                  .member = &Problem::norm_eps,
                  .help = "beside the mean square of that norm (default 1e-6)",
-                 .scope = kOutputNorm,
+                 .scope = kServing,
                  .option = {"--norm-eps", For::every},
                  .illegal = {[](Problem& p) { p.norm_eps = 0.1F; },
                              "norm_eps is 0.1 .. output_norm is set"}},

@@ -18,6 +18,20 @@ void rename_all(std::vector<StageUse>& uses, const std::string& name, const std:
 
 }  // namespace
 
+TensorRules layer_tensors() {
+  const auto with_norm = [](const Problem& p) { return p.output_norm.has_value(); };
+  return {
+      {"norm_weight", TensorRole::input, Quantity::values, {TensorDim::V}, always_fp32, with_norm},
+      {"norm_gate",
+       TensorRole::input,
+       Quantity::values,
+       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V},
+       dtype_of_rows,
+       with_norm,
+       kStrided},
+  };
+}
+
 void add_layer_stages(const Problem& p, std::vector<StageUse>& uses) {
   if (p.pass != Pass::forward || !p.output_norm) return;
   rename_all(uses, "o", "o_raw");

@@ -1,13 +1,17 @@
-// The layer around an operator: stages that are no operator's own.
+// The layer around an operator: tensors and stages that are no operator's own.
 #pragma once
 
 #include <wyvern/problem.hpp>
 
 #include <vector>
 
+#include "runtime/operators/tensors.hpp"
 #include "runtime/plan.hpp"
 
 namespace wyvern {
+
+/// The tensors of the layer around every operator: the weight and the gate of output_norm.
+TensorRules layer_tensors();
 
 /// Adds to the stages of the problem's operator those of the layer around it that the problem asks
 /// for: behind the forward pass the norm of o, which is then written as o_raw first. The recurrent

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include "runtime/base/nearest_names.hpp"
@@ -35,6 +37,7 @@ double tensor_bytes(const Problem& p) {
 
 OperatorDefinition::OperatorDefinition(const OperatorFacts& facts, TensorRules tensors)
     : facts_(facts), tensors_(std::move(tensors)) {
+  std::ranges::move(layer_tensors(), std::back_inserter(tensors_));
   for (const TensorRule& rule : tensors_) {
     const std::size_t at = argument_index(rule.name);
     if (at == kOperatorTensors || by_argument_[at] != nullptr)

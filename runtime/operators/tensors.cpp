@@ -135,20 +135,6 @@ TensorRules beta_tensors(TensorDim rows) {
   };
 }
 
-TensorRules output_norm_tensors() {
-  const auto with_norm = [](const Problem& p) { return p.output_norm.has_value(); };
-  return {
-      {"norm_weight", input, values, {TensorDim::V}, always_fp32, with_norm},
-      {"norm_gate",
-       input,
-       values,
-       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V},
-       dtype_of_rows,
-       with_norm,
-       kStrided},
-  };
-}
-
 TensorRules gate_tensors(std::initializer_list<TensorDim> channels) {
   const Dims gate = with_channels({TensorDim::B, TensorDim::T, TensorDim::HV}, channels);
   const Dims bias = with_channels({TensorDim::HV}, channels), rate{TensorDim::HV};

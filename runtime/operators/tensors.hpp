@@ -107,8 +107,6 @@ bool with_kept(const Problem& problem);  ///< disable_recompute
 TensorRules row_tensors(TensorDim rows = TensorDim::T);
 /// beta and its gradient.
 TensorRules beta_tensors(TensorDim rows = TensorDim::T);
-/// Of output_norm: the weight and the gate.
-TensorRules output_norm_tensors();
 /// g, A_log, dt_bias and their gradients; the shape of a token's gate is [HV, dims...].
 TensorRules gate_tensors(std::initializer_list<TensorDim> channels = {});
 /// States, their index and gradients, cu_seqlens.

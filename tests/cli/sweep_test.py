@@ -31,10 +31,9 @@ def options_of(op):
     checkpoints = {"checkpoint_every", "checkpoint_offsets", "fp32_checkpoints"}
     if op == "gated_delta_product":
         checkpoints = set()
-    drafts, norms = set(), set()
+    drafts, norms = set(), {"output_norm silu", "output_norm sigmoid"}
     if op not in ("gated_delta_product", "gdn2"):
         drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update"}
-        norms = {"output_norm silu", "output_norm sigmoid"}
     return {"forward": chunked | serving | checkpoints | norms | {"return_intermediate_states"},
             "backward": chunked,
             "recurrent": shared | serving | drafts | norms}

@@ -85,8 +85,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
     p.parent = p.intermediate_rows && !p.output_final_state &&
                p.disable_state_update == p.inplace_state && flag();
   }
-  if (p.pass != Pass::backward && definition_of(p).facts().beta &&
-      !definition_of(p).facts().householder && flag())
+  if (p.pass != Pass::backward && flag())
     p.output_norm = flag() ? Activation::silu : Activation::sigmoid;
   if (p.inplace_state && definition_of(p).facts().beta && !definition_of(p).facts().householder &&
       !p.intermediate_rows && !t.needs.wgmma && flag())

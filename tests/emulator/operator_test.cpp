@@ -504,16 +504,6 @@ TEST_P(EmulatedDrafts, HaveNormalizedOutputs) {
   }
 }
 
-/// Behind a forward pass by any kernel, with null sequences.
-TEST_P(EmulatedDrafts, AndForwardPassesHaveNormalizedOutputs) {
-  Problem p = base({std::string(GetParam()), Pass::forward});
-  p.H = 1, p.HV = 2, p.K = p.V = 64;
-  p.output_norm = Activation::silu;
-  const OperatorData data = pool_data(p, Gate::mixed, 45, {5, 70, 1, 0, 64, 3, 7, 30});
-  for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-    check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
-}
-
 /// A null token between two others, whose rows of o are normalized with all columns in a block.
 TEST_P(EmulatedDrafts, NormalizeOutputsBesideNullTokens) {
   Problem p = base({std::string(GetParam()), Pass::recurrent});
@@ -546,6 +536,28 @@ TEST_P(EmulatedDrafts, NormalizeOutputsOfAnySize) {
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedDrafts,
                          ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
+                         [](const auto& each) { return std::string(each.param); });
+
+class EmulatedNorms : public EmulatedOperator,
+                      public ::testing::WithParamInterface<std::string_view> {};
+
+/// By any kernel, with null sequences.
+TEST_P(EmulatedNorms, AreOfEveryOperator) {
+  for (const Pass pass : {Pass::forward, Pass::recurrent}) {
+    SCOPED_TRACE(to_string(pass));
+    Problem p = base({std::string(GetParam()), pass});
+    p.H = 1, p.HV = 2, p.K = p.V = 64;
+    p.output_norm = pass == Pass::forward ? Activation::silu : Activation::sigmoid;
+    const Lengths lengths = pass == Pass::forward ? Lengths{5, 70, 1, 0, 64, 3, 7, 30}
+                                                  : Lengths{2, 8, 1, 0, 5, 3, 7, 6};
+    const OperatorData data = pool_data(p, Gate::mixed, 45, lengths);
+    for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+      check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedNorms,
+                         ::testing::ValuesIn(operators().begin(), operators().end()),
                          [](const auto& each) { return std::string(each.param); });
 
 /// Pools by the kernel for many states, of which each block takes several: in float8 with scales,

@@ -377,12 +377,6 @@ const std::vector<BadProblem>& bad_problems() {
        }},
       {"output_norm is sigmoid .. absent for the backward",
        [](Problem& p) { p.pass = Pass::backward, p.output_norm = Activation::sigmoid; }},
-      {"output_norm is silu .. absent for gdn2; only delta_rule",
-       [=](Problem& p) { decode(p), p.op = "gdn2", p.output_norm = Activation::silu; }},
-      {"output_norm is silu .. absent for gated_delta_product",
-       [=](Problem& p) {
-         decode(p), p.op = "gated_delta_product", p.output_norm = Activation::silu;
-       }},
       {"norm_eps is 0 .. finite and above 0",
        [=](Problem& p) { decode(p), p.output_norm = Activation::silu, p.norm_eps = 0.0F; }},
       {"norm_eps is inf .. finite and above 0",
@@ -488,9 +482,8 @@ class BadTensor : public OperatorTest, public ::testing::WithParamInterface<Tens
     p.output_final_state = false;
     const OperatorFacts& facts = definition_of(p).facts();
     p.checkpoint_offsets = p.pass == Pass::forward && !facts.householder;
-    if (facts.householder || !facts.beta) return p;
     p.output_norm = Activation::silu;
-    if (p.pass != Pass::recurrent) return p;
+    if (p.pass != Pass::recurrent || facts.householder || !facts.beta) return p;
     p.output_state_index = false;
     p.index_columns = 4, p.intermediate_rows = 3, p.draft_tokens = 2;
     p.disable_state_update = p.parent = true;

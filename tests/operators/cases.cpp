@@ -15,7 +15,7 @@ namespace {
 
 const OperatorFacts& facts_of(const Problem& p) { return definition_of(p).facts(); }
 
-/// Whether an operator's recurrent pass takes drafts, and the norm of o.
+/// Whether an operator's recurrent pass takes drafts.
 bool takes_drafts(const Problem& p) { return facts_of(p).beta && !facts_of(p).householder; }
 
 /// A case, and another one that is tried with it: `into` is varied as `one` is too.
@@ -473,7 +473,7 @@ void add_drafts(Cases& cases) {
 }
 
 /// Rows of o normalized and gated, of null sequences and null tokens too.
-void add_output_norms(Cases& cases, Pass pass) {
+void add_output_norms(Cases& cases, const Problem& base) {
   const auto norm = [](Problem& p) { p.output_norm = Activation::silu; };
   const auto pool = [=](Problem& p) {
     norm(p), p.initial_state = p.output_final_state = false;
@@ -495,15 +495,16 @@ void add_output_norms(Cases& cases, Pass pass) {
               norm(p), states(p), p.packed = p.use_qk_l2norm = p.state_v_first = true, p.V = 40;
               p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
             },
-            Gate::mixed, {1, 0, pass == Pass::forward ? 70 : 3, 8, 0});
+            Gate::mixed, {1, 0, base.pass == Pass::forward ? 70 : 3, 8, 0});
   cases.add("NormNoTokens", [=](Problem& p) { norm(p), states(p), p.T = 0; });
-  if (pass == Pass::forward) {
+  if (base.pass == Pass::forward) {
     cases.add("NormPool", [=](Problem& p) { pool(p), p.T = 40; }, Gate::mixed);
     cases.add("NormStates", [=](Problem& p) {
       norm(p), p.return_intermediate_states = p.state_v_first = true, p.V = 48;
     });
     return;
   }
+  if (!takes_drafts(base)) return;
   cases.add(
       "NormColumns", [=](Problem& p) { pool(p), p.index_columns = 5, p.state_dtype = DType::bf16; },
       Gate::mixed);
@@ -698,8 +699,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_gates(cases);
   add_options(cases);
   if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
-  if (which.pass != Pass::backward && takes_drafts(base(which)))
-    add_output_norms(cases, which.pass);
+  if (which.pass != Pass::backward) add_output_norms(cases, base(which));
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
@@ -790,7 +790,7 @@ void draw_states(Draw& draw, Problem& p) {
     p.has_initial_state = p.inplace_state && draw.flip();
   }
   if (recurrent && takes_drafts(p)) draw_drafts(draw, p);
-  if (p.pass != Pass::backward && takes_drafts(p)) {
+  if (p.pass != Pass::backward) {
     if (draw.rarely()) p.output_norm = draw.flip() ? Activation::silu : Activation::sigmoid;
     if (p.output_norm && draw.flip()) p.norm_eps = 1e-5F;
   }

@@ -114,8 +114,7 @@ class BatchInvariance : public Base {
     p.dtype = p.beta_dtype = which.op == "kda" ? DType::fp32 : DType::fp16;
     p.use_qk_l2norm = p.state_v_first = true;
     p.use_beta_sigmoid = definition_of(p).facts().beta;
-    if (p.use_beta_sigmoid && !definition_of(p).facts().householder)
-      p.output_norm = Activation::silu;
+    p.output_norm = Activation::silu;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
     p.state_dtype = DType::bf16;
     p.inplace_state = p.state_index = true;

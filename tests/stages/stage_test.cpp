@@ -110,9 +110,7 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
   p.has_A_log = !p.lower_bound || bit(0) || !bit(1);
-  const OperatorFacts& facts = definition_of(p).facts();
-  const bool normalizes = (p.pass == Pass::recurrent && bit(1)) || covers_any("output_norm");
-  if (normalizes && facts.beta && !facts.householder)
+  if ((p.pass == Pass::recurrent && bit(1)) || covers_any("output_norm"))
     p.output_norm = bit(2) ? Activation::silu : Activation::sigmoid;
 }
 

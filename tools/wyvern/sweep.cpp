@@ -201,18 +201,17 @@ void add_checkpoint_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
-bool takes_output_norm(const Problem& p) {
-  return p.pass != Pass::backward && facts_of(p).beta && !facts_of(p).householder;
-}
-
-/// Rows of o normalized behind a forward pass, of null sequences too.
+/// Rows of o normalized, of null sequences too.
 void add_norm_cases(const Problem& base, std::vector<Case>& cases) {
-  if (base.pass != Pass::forward || !takes_output_norm(base)) return;
+  if (base.pass == Pass::backward) return;
   for (const Activation gate : {Activation::silu, Activation::sigmoid}) {
     Case c{{base, {}}};
     Problem& p = c.selection.problem;
     size(p, 1, 0, 1, 2, 64, gate == Activation::silu ? 128 : 60);
-    pack(c, {70, 0, 33, 130});
+    if (base.pass == Pass::forward)
+      pack(c, {70, 0, 33, 130});
+    else
+      pack(c, {2, 0, 5, 1});
     if (gate == Activation::silu) {
       p.inplace_state = p.state_index = p.null_slot_zero = true;
       p.state_slots = 6;
@@ -365,7 +364,7 @@ Case random_case(const Problem& base, Draw& draw) {
     p.allow_neg_eigval = p.use_beta_sigmoid && draw.chance(2);
   }
   if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
-  if (takes_output_norm(p) && draw.chance(4))
+  if (p.pass != Pass::backward && draw.chance(4))
     p.output_norm = draw.chance(2) ? Activation::silu : Activation::sigmoid;
   if (p.pass == Pass::recurrent) return c;
   if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});

@@ -120,7 +120,7 @@ struct Problem {
   bool parent = false;                ///< `parent` is given: drafts are a tree
   bool disable_state_update = false;  ///< `state` is read only
 
-  // The forward and the recurrent pass, for operators with a beta and one step per token.
+  // The forward and the recurrent pass.
   /// Normalizes and gates each value head's row of o by the inputs norm_weight and norm_gate:
   /// o <- o rsqrt(mean(o^2) + norm_eps) norm_weight output_norm(norm_gate).
   std::optional<Activation> output_norm;

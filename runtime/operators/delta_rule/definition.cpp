@@ -20,8 +20,7 @@ const OperatorDefinition& definition() {
        .gate = GateKind::none,
        .beta = true,
        .presets = kPresets},
-      join({row_tensors(), beta_tensors(), output_norm_tensors(), state_tensors(), kept_tensors()}),
-      scalar_gate_stages());
+      join({row_tensors(), beta_tensors(), state_tensors(), kept_tensors()}), scalar_gate_stages());
   return definition;
 }
 

@@ -30,16 +30,15 @@ constexpr std::array kPresets{
 }  // namespace
 
 const OperatorDefinition& definition() {
-  static const ChunkedDeltaRule& definition =
-      *new ChunkedDeltaRule({.name = kName,
-                             .summary = "the delta rule with one decay a head (Gated DeltaNet)",
-                             .source = "arXiv 2412.06464",
-                             .gate = GateKind::scalar,
-                             .beta = true,
-                             .presets = kPresets},
-                            join({row_tensors(), beta_tensors(), gate_tensors(),
-                                  output_norm_tensors(), state_tensors(), kept_tensors()}),
-                            scalar_gate_stages());
+  static const ChunkedDeltaRule& definition = *new ChunkedDeltaRule(
+      {.name = kName,
+       .summary = "the delta rule with one decay a head (Gated DeltaNet)",
+       .source = "arXiv 2412.06464",
+       .gate = GateKind::scalar,
+       .beta = true,
+       .presets = kPresets},
+      join({row_tensors(), beta_tensors(), gate_tensors(), state_tensors(), kept_tensors()}),
+      scalar_gate_stages());
   return definition;
 }
 

@@ -48,17 +48,17 @@ const ChunkedStages& own_stages() {
 }  // namespace
 
 const OperatorDefinition& definition() {
-  static const ChunkedDeltaRule& definition = *new ChunkedDeltaRule(
-      {.name = "kda",
-       .summary = "the delta rule with one decay a key channel (Kimi Linear)",
-       .source = "arXiv 2510.26692",
-       .gate = GateKind::vector,
-       .lower_bound = true,
-       .beta = true,
-       .presets = kPresets},
-      join({row_tensors(), beta_tensors(), output_norm_tensors(), gate_tensors({TensorDim::K}),
-            state_tensors(), kept_tensors(), kept_decayed_tensors()}),
-      own_stages());
+  static const ChunkedDeltaRule& definition =
+      *new ChunkedDeltaRule({.name = "kda",
+                             .summary = "the delta rule with one decay a key channel (Kimi Linear)",
+                             .source = "arXiv 2510.26692",
+                             .gate = GateKind::vector,
+                             .lower_bound = true,
+                             .beta = true,
+                             .presets = kPresets},
+                            join({row_tensors(), beta_tensors(), gate_tensors({TensorDim::K}),
+                                  state_tensors(), kept_tensors(), kept_decayed_tensors()}),
+                            own_stages());
   return definition;
 }
 

@@ -12,8 +12,13 @@ from conftest import Call, make
 from reference import error, recurrence
 from wyvern import ops
 
-FUNCTIONS = [ops.fused_recurrent_delta_rule, ops.fused_recurrent_gated_delta_rule, ops.fused_recurrent_kda]
-CHUNKED = [ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda]
+FUNCTIONS = [
+    ops.fused_recurrent_delta_rule, ops.fused_recurrent_gated_delta_rule, ops.fused_recurrent_kda,
+    ops.fused_recurrent_gdn2,
+]  # fmt: skip
+CHUNKED = [
+    ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda, ops.chunk_gated_delta_product, ops.chunk_gdn2,
+]  # fmt: skip
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 ACTIVATIONS = {"silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid}
 
@@ -27,18 +32,21 @@ def normalized(o: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
 
 def batch(function: Callable[..., Any], device: str, dtype: torch.dtype, **sizes: int) -> Call:
     """Without gradients, with a norm of o."""
-    call = make(function, dtype, device, **sizes)
+    steps = 2 if function is ops.chunk_gated_delta_product else 1
+    call = make(function, dtype, device, steps=steps, **sizes)
     call.tensors = {name: x.detach() for name, x in call.tensors.items()}
-    v = call.tensors["v"]
+    q, v = call.tensors["q"], call.tensors["v"]
     call.fixed = {
         "norm_weight": torch.randn(v.shape[-1], device=device),
-        "norm_gate": torch.randn(v.shape, device=device).to(dtype),
+        "norm_gate": torch.randn(*q.shape[:2], *v.shape[2:], device=device).to(dtype),
     }
     return call
 
 
 def exact(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    return recurrence(**{name: x.double().cpu() for name, x in call.tensors.items()}, **call.reference)
+    names = {"b": "erase", "w": "write"}
+    exact = {names.get(name, name): x.double().cpu() for name, x in call.tensors.items()}
+    return recurrence(**exact, **call.reference)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -60,7 +68,7 @@ def test_rows_are_normalized(function: Any, dtype: torch.dtype, activation: str,
 def test_rows_of_many_tokens(function: Any, dtype: torch.dtype, activation: str, device: str) -> None:
     """The gate is a slice of a wider row; a weight in the model's dtype; out."""
     call = batch(function, device, dtype, B=2, T=70)
-    B, T, HV, V = call.tensors["v"].shape
+    B, T, HV, V = call.fixed["norm_gate"].shape
     call.fixed["norm_gate"] = torch.randn(B, T, 3, HV, V, device=device).to(dtype)[:, :, 1]
     call.fixed["norm_weight"] = call.fixed["norm_weight"].to(dtype)
     call.fixed |= {"norm_activation": activation, "norm_eps": 1e-3}
@@ -126,11 +134,22 @@ def test_every_token_of_drafts(device: str) -> None:
         assert error(o[n, path[-1]], normalized(recurrence(**rows)[0][0, -1], gate)) < 1e-5
 
 
-def test_compiled(device: str) -> None:
-    call = batch(ops.fused_recurrent_gated_delta_rule, device, torch.float32, B=2, T=1)
+@pytest.mark.parametrize("function", [ops.fused_recurrent_gated_delta_rule, *CHUNKED])
+def test_compiled(function: Any, device: str) -> None:
+    call = batch(function, device, torch.float32, B=2, T=1 if function in FUNCTIONS else 70)
     torch._dynamo.reset()
-    step = torch.compile(lambda given: call.function(**given)[0] + 1, backend="aot_eager", fullgraph=True)
+    step = torch.compile(
+        lambda given: call.function(**given, **call.options)[0] + 1, backend="aot_eager", fullgraph=True
+    )
     assert error(step({**call.tensors, **call.fixed}), normalized(exact(call)[0], call.fixed) + 1) < 1e-5
+
+
+@pytest.mark.parametrize("function", [ops.fused_recurrent_gdn2, ops.chunk_gdn2])
+def test_gradients_are_refused_by_the_names_of_parameters(function: Any) -> None:
+    call = batch(function, "cpu", torch.float32, B=2, T=3)
+    call.tensors["b"].requires_grad_()
+    with pytest.raises(ValueError, match=r"^b requires a gradient; with norm_gate, .* under torch\.no_grad\(\)$"):
+        call()
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {

@@ -100,7 +100,7 @@ WYVERN_BLOCK {
     }
     Step::run(tile, t, columns, with_k, with_q, e.scale, out);
     DTYPE* to = o + token * o_stride + head * V + first_column;
-    if constexpr (OUTPUT_NORM)
+    if (OUTPUT_NORM && last)
       decode::store_normalized<Spec>(out, norm_gate + token * norm_gate_stride + head * V,
                                      norm_weight, e.norm_eps, to);
     else if (last)

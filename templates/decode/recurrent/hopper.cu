@@ -178,12 +178,12 @@ WYVERN_DEVICE void step(State& S, float* row, bool last, DTYPE* o, int column, f
     o_t[j] = fused_multiply_add(u[j], kq, read);
     out[j] = from_float<DTYPE>(o_t[j]);
   }
-  if constexpr (OUTPUT_NORM)
+  if (OUTPUT_NORM && last)
     add_squares(o_t, row, column);
   else if (last)
     out.store(o, column);
   decode::add_update(S, k, u);
-  if constexpr (OUTPUT_NORM) normalized(o_t, row, column, norm_eps).store(o, column);
+  if (OUTPUT_NORM && last) normalized(o_t, row, column, norm_eps).store(o, column);
 }
 
 /// All steps of a sequence; `keep(token)` is called after each token's.

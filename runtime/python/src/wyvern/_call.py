@@ -347,12 +347,14 @@ def update(problem: str, inputs: Inputs, beside: dict[str, Tensor]) -> Tensor:
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
     written = {name: beside[name] for name, is_write in UPDATED.items() if is_write and name in beside}
-    first, how = (next(iter(written)), "updated in place") if written else ("norm_gate", "applied to o")
+    first = next((name for name in written if name != "final_state"), "norm_gate")  # given by the caller
+    how = "applied to o" if first == "norm_gate" else "updated in place"
     if is_transformed():
         raise NotImplementedError(f"{first} is {how}, which torch.func cannot transform")
     tensors = [*inputs, *[beside.get(name) for name in _BESIDE]]
     if torch.is_grad_enabled():
-        for name, x in zip(UPDATED, tensors, strict=True):
+        names = [*by_parameter(fields_of(problem), inputs), *_BESIDE]
+        for name, x in zip(names, tensors, strict=True):
             if x is not None and x.requires_grad:
                 raise ValueError(
                     f"{name} requires a gradient; with {first}, which is {how}, there is none: "

@@ -435,6 +435,10 @@ def chunk_gated_delta_product(
     precision: str | None = None,
     seqlens_hint: int | None = None,
     batch_invariant: bool = False,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaProduct (arXiv 2502.10297): the gated delta rule with n = num_householder steps a token.
@@ -464,7 +468,10 @@ def chunk_gated_delta_product(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
             cu_seqlens_cpu=cu_seqlens_cpu,
         ), disable_recompute,
-        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
+            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
+            out=out,
+        ),
     )  # fmt: skip
 
 
@@ -496,6 +503,10 @@ def chunk_gdn2(
     transpose_state_layout: bool | None = None,
     seqlens_hint: int | None = None,
     batch_invariant: bool = False,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The second gated delta rule: S <- exp(g) * S; u = w * v - S^T (b * k); S <- S + k u^T;
@@ -525,7 +536,10 @@ def chunk_gdn2(
             q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
             dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
         ), disable_recompute, return_intermediate_states,
-        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
+            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
+            out=out,
+        ),
     )  # fmt: skip
 
 
@@ -804,6 +818,10 @@ def fused_recurrent_gdn2(
     transpose_state_layout: bool | None = None,
     precision: str | None = None,
     batch_invariant: bool = False,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The second gated delta rule token by token, for decoding.
@@ -828,7 +846,10 @@ def fused_recurrent_gdn2(
             q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
             dt_bias=dt_bias,
         ),
-        pool=_pool(out=out),
+        pool=_pool(
+            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
+            out=out,
+        ),
     )  # fmt: skip
 
 
