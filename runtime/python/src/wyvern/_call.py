@@ -353,13 +353,13 @@ def update(problem: str, inputs: Inputs, beside: dict[str, Tensor]) -> Tensor:
         raise NotImplementedError(f"{first} is {how}, which torch.func cannot transform")
     tensors = [*inputs, *[beside.get(name) for name in _BESIDE]]
     if torch.is_grad_enabled():
-        names = [*by_parameter(fields_of(problem), inputs), *_BESIDE]
-        for name, x in zip(names, tensors, strict=True):
-            if x is not None and x.requires_grad:
-                raise ValueError(
-                    f"{name} requires a gradient; with {first}, which is {how}, there is none: "
-                    "call under torch.no_grad()"
-                )
+        refused = [i for i, x in enumerate(tensors) if x is not None and x.requires_grad]
+        if refused:
+            names = [*by_parameter(fields_of(problem), inputs), *_BESIDE]
+            raise ValueError(
+                f"{names[refused[0]]} requires a gradient; with {first}, which is {how}, there is none: "
+                "call under torch.no_grad()"
+            )
     o = update_op(problem, *tensors)
     for x in written.values():
         # PyTorch counts the changes of tensors that it saves; of a trace it finds them by the schema.
