@@ -3,6 +3,7 @@
 #include <wyvern/error.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -24,13 +25,16 @@ class EmulatedKernel final : public Kernel {
   void launch(const Geometry& geometry, std::span<void* const> arguments,
               std::span<const BoundTensorMap> /*maps*/, std::span<const std::int64_t> strides,
               const Extents& extents, Stream /*stream*/) const override {
-    emulate(source_, constants_, config_, geometry, extents, arguments, strides);
+    const bool odd = launches_++ % 2 != 0;
+    emulate(source_, constants_, config_, geometry, extents, arguments, strides,
+            odd ? Schedule::last_warp : Schedule::first_warp);
   }
 
  private:
   const Template& source_;
   Constants constants_;
   Config config_;
+  mutable std::atomic<unsigned> launches_{0};
 };
 
 [[noreturn]] void unsupported(const char* what) {
@@ -82,10 +86,21 @@ class EmulatedDevice final : public DeviceImpl {
   Rates rates() const override { return {}; }
 };
 
+std::shared_ptr<OperatorImpl> with_emulated_kernels(std::shared_ptr<OperatorImpl> op) {
+  for (BoundStep& step : op->steps)
+    step.kernel =
+        std::make_shared<EmulatedKernel>(*step.source_template, step.constants, step.step.config);
+  return op;
+}
+
 }  // namespace
 
 Device open_emulated_device(int multiprocessors) {
   return Device(std::make_shared<EmulatedDevice>(multiprocessors));
+}
+
+bool is_emulated(const Device& device) {
+  return dynamic_cast<const EmulatedDevice*>(&device.impl()) != nullptr;
 }
 
 Operator prepare(const Device& device, const Problem& problem) {
@@ -93,11 +108,11 @@ Operator prepare(const Device& device, const Problem& problem) {
 }
 
 Operator prepare(const Device& device, const Problem& problem, const Plan& plan) {
-  const std::shared_ptr<OperatorImpl> op = bind_operator(device, problem, plan);
-  for (BoundStep& step : op->steps)
-    step.kernel =
-        std::make_shared<EmulatedKernel>(*step.source_template, step.constants, step.step.config);
-  return Operator(op);
+  return Operator(with_emulated_kernels(bind_operator(device, problem, plan)));
+}
+
+Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem) {
+  return Stage(with_emulated_kernels(bind_stage(device, problem, step)));
 }
 
 }  // namespace wyvern::emulator

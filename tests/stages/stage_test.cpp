@@ -1,7 +1,8 @@
 // Every template of the build on its own against the float64 reference of the stages it carries
-// out. Cases are grouped as {Cpu,Gpu}/{Stage,StageSpace,SolveTril} and Gpu/StageSanitize: Gpu ones
-// skip where there is no GPU; StageSanitize is the short subset for compute-sanitizer, without
-// guard bands, so that its memcheck sees the first stray byte.
+// out. Cases are grouped as {Cpu,Gpu,Emulated}/{Stage,StageSpace,SolveTril,ChunkIndex} and
+// Gpu/StageSanitize: Gpu ones skip where there is no GPU, Emulated ones run a GPU's templates on
+// the host; StageSanitize is the short subset for compute-sanitizer, without guard bands, so that
+// its memcheck sees the first stray byte.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -96,7 +97,7 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.allow_neg_eigval &= p.use_beta_sigmoid;
   const bool gated = gate_kind(p) != GateKind::none, kda = gate_kind(p) == GateKind::vector;
   const bool optional_gate = std::any_of(t.covers.begin(), t.covers.end(), [](const Cover& c) {
-    return c.stage->name == "gate" && c.only_when;
+    return c.stage->name.ends_with("gate") && c.only_when;
   });
   const bool has_gate =
       covers_any("gate", "kda_gate", "gate_bwd", "kda_gate_bwd", "gate_param_sum");
@@ -141,12 +142,14 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.use_beta_sigmoid = bit(1) != bit(3);
   p.allow_neg_eigval = bit(3);
   p.initial_state = bit(2);
-  p.state_dtype = bit(3) ? DType::bf16 : DType::fp32;
+  p.state_dtype = !bit(3) ? DType::fp32 : bit(1) ? DType::fp16 : DType::bf16;
   p.output_final_state = bit(0) || bit(3);
   p.state_v_first = bit(1);
   p.seqlens_dtype = bit(2) ? DType::int64 : DType::int32;
   p.return_intermediate_states = t.carries_out("transpose_states");
   p.disable_recompute = bit(1) == bit(2) && !p.return_intermediate_states && !is_backward_pass(t);
+  // Where checkpoints may divide a chunk, the sums of gates of all its rows are written.
+  p.checkpoint_offsets = t.name == "kda_prepare" && p.packed && bit(1);
   if (p.pass == Pass::recurrent) {
     p.inplace_state = bit(0) != bit(3);
     p.state_index = bit(1) != bit(2);
@@ -195,13 +198,13 @@ TEST(StageData, IsTheSameForOneTemplate) {
 class DeviceTest : public ::testing::Test {
  protected:
   /// False where the test is to be skipped, for skip_reason_.
-  bool open(const Template& t, DType dtype = DType::bf16) {
-    device_ = test_device(t.device, &skip_reason_);
+  bool open(TestDevice which, const Template& t, DType dtype = DType::bf16) {
+    device_ = test_device(which, &skip_reason_);
     if (!device_) return false;
     Problem usual;
-    usual.K = 128;
+    usual.K = usual.V = 128;
     usual.dtype = dtype;
-    if (is_backward_pass(t)) usual.pass = Pass::backward;
+    usual.pass = pass_of(t);
     if (takes(t, limits(), usual)) return true;
     skip_reason_ = t.id() + " is not for " + std::string(to_string(dtype)) + " on this device";
     return false;
@@ -236,15 +239,17 @@ const Lengths kPackedLengths[] = {
 constexpr Gate kGates[] = {Gate::typical, Gate::mixed, Gate::zero, Gate::very_negative};
 
 class Stage : public DeviceTest,
-              public ::testing::WithParamInterface<std::tuple<std::string, DType>> {
+              public ::testing::WithParamInterface<std::tuple<TestDevice, std::string, DType>> {
  protected:
   /// All lengths for one specialization; few for wide ones, where the reference takes longest, and
-  /// long ones for scans in segments.
+  /// on the emulator, and long ones for scans in segments.
   void check(const PlanStep& step, Problem problem, std::int64_t BT, std::uint64_t seed) {
+    if (is_only_listed(problem, step.template_id)) return;
     const Template& t = *find_template(step.template_id);
+    const bool emulated = std::get<TestDevice>(GetParam()) == TestDevice::emulated;
     const std::int64_t segment = segment_tokens(t, BT);
     const bool wide = problem.K * problem.V > 128 * 128;
-    const bool few = wide || problem.pass == Pass::backward || segment > 0;
+    const bool few = wide || problem.pass == Pass::backward || segment > 0 || emulated;
     std::size_t index = seed;
     if (problem.packed) {
       for (Lengths lengths : kPackedLengths) {
@@ -258,6 +263,7 @@ class Stage : public DeviceTest,
     Lengths tokens(std::begin(kTokens), std::end(kTokens));
     if (few) tokens = wide ? Lengths{17, 65} : Lengths{1, 17, 64, 130};
     if (segment > 0) tokens = {17, segment, wide ? segment + 1 : 2 * segment + 5};
+    if (emulated && !full_suite()) tokens = {tokens[seed % tokens.size()]};
     for (const std::int64_t T : tokens) {
       problem.T = T;
       problem.B = problem.N = T < 64 ? 2 : 1;
@@ -268,25 +274,28 @@ class Stage : public DeviceTest,
 };
 
 TEST_P(Stage, MatchesFloat64) {
-  const auto& [id, dtype] = GetParam();
+  const auto& [which, id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t, dtype);
+  WYVERN_OPEN_OR_SKIP(which, t, dtype);
   const std::vector<std::int64_t> sizes = chunk_sizes_of(t);
   constexpr Precision kPrecisions[] = {Precision::ieee, Precision::tf32x3, Precision::tf32};
   // The element types share the shapes out, as most of the time goes into compiling: each leaves
   // out another third of two rounds, and on the CPU, which computes all in fp32, takes that third
-  // alone, of one round; in the short suite two shapes of it, and what else has a new option.
-  const bool on_cpu = t.device == DeviceKind::cpu;
-  const unsigned most = on_cpu && !full_suite() ? 2 : 20;
+  // alone, of one round; in the short suite two shapes of it, and what else has a new option. The
+  // emulator takes ten shapes, in the short suite one, and what has a new option in eight rounds.
+  const bool on_gpu = which == TestDevice::gpu, on_cpu = which == TestDevice::cpu;
+  const unsigned rounds = on_cpu ? 1 : on_gpu ? 2 : 8;
+  const unsigned most = on_gpu ? 20 : on_cpu ? (full_suite() ? 20 : 2) : full_suite() ? 10 : 1;
   unsigned checked = 0;
-  for (unsigned i = 0; i < std::size(kDimensions) * (on_cpu ? 1 : 2); ++i) {
+  for (unsigned i = 0; i < std::size(kDimensions) * rounds; ++i) {
     const bool third = (i + static_cast<unsigned>(dtype)) % 3 == 0;
-    if (third != on_cpu) continue;
+    if (third == on_gpu) continue;
     const Dimensions& d = kDimensions[i % std::size(kDimensions)];
     // A multiplier that is odd walks through all 16 switch settings.
     Problem problem = problem_for(t, dtype, i * 7 + i / 10);
     problem.H = d.H, problem.HV = d.HV, problem.K = d.K, problem.V = d.V;
     problem = within_reach(t, limits(), problem);
+    if (!on_cpu && i % 4 != 0) problem.precision = kPrecisions[i % 3];
     if (checked >= most && !is_new(problem, id)) continue;
     const std::int64_t BT = sizes[(i + i / 10) % sizes.size()];
     const auto config = config_for(t, problem, limits(), BT, kPrecisions[i % 3]);
@@ -295,7 +304,7 @@ TEST_P(Stage, MatchesFloat64) {
     check({id, *config}, problem, BT, i);
     if (HasFatalFailure()) return;
   }
-  EXPECT_GE(checked, std::min(most, on_cpu ? 3U : 7U)) << "most shapes have no legal config";
+  EXPECT_GE(checked, std::min(most, on_gpu ? 7U : 3U)) << "most shapes have no legal config";
 }
 
 // --- Every config of the space
@@ -304,9 +313,9 @@ TEST_P(Stage, MatchesFloat64) {
 class StageSpace : public Stage {};
 
 TEST_P(StageSpace, EveryConfigMatches) {
-  const auto& [id, dtype] = GetParam();
+  const auto& [which, id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t, dtype);
+  WYVERN_OPEN_OR_SKIP(which, t, dtype);
   Problem problem = problem_for(t, dtype, 0b0101);
   problem.H = 1, problem.HV = 2, problem.K = 100, problem.V = 60;
   problem = within_reach(t, limits(), problem);
@@ -314,17 +323,18 @@ TEST_P(StageSpace, EveryConfigMatches) {
       space(t, problem_constants(problem), limits(), Precision::tf32, {0, kSegment});
   ASSERT_FALSE(configs.empty());
   // A fixed sample keeps the time bounded. On a GPU another dtype draws another one; on the CPU,
-  // which computes all in fp32, the dtypes share one sample out.
-  const bool on_cpu = t.device == DeviceKind::cpu;
-  Engine engine(on_cpu ? 1 : static_cast<std::uint64_t>(dtype) + 1);
+  // which computes all in fp32, and on the emulator the dtypes share one sample out.
+  const bool on_gpu = which == TestDevice::gpu;
+  Engine engine(on_gpu ? static_cast<std::uint64_t>(dtype) + 1 : 1);
   std::shuffle(configs.begin(), configs.end(), engine);
-  const std::size_t most = !on_cpu ? 64 : full_suite() ? 3 : 1;
-  if (on_cpu)
+  const std::size_t most = on_gpu ? 64 : full_suite() ? 3 : 1;
+  if (!on_gpu)
     std::rotate(configs.begin(),
                 configs.begin() + std::ssize(configs) * static_cast<int>(dtype) / 3, configs.end());
   configs.resize(std::min(configs.size(), most));
   std::map<std::int64_t, StageData> by_chunk_size;
   for (const Config& config : configs) {
+    if (is_only_listed(problem, id)) continue;
     const std::int64_t BT = config.contains("BT") ? config.integer("BT") : 64;
     if (!by_chunk_size.contains(BT))
       by_chunk_size[BT] =
@@ -340,9 +350,9 @@ TEST_P(StageSpace, EveryConfigMatches) {
 class StageSanitize : public Stage {};
 
 TEST_P(StageSanitize, SmallShapes) {
-  const auto& [id, dtype] = GetParam();
+  const auto& [which, id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t, dtype);
+  WYVERN_OPEN_OR_SKIP(which, t, dtype);
   unsigned checked = 0;
   for (const std::int64_t BT : chunk_sizes_of(t))
     for (const unsigned switches : {0b1110U, 0b0101U}) {
@@ -367,9 +377,9 @@ TEST_P(StageSanitize, SmallShapes) {
 class SolveTril : public Stage {};
 
 TEST_P(SolveTril, AnyEntriesWithinOne) {
-  const auto& [id, dtype] = GetParam();
+  const auto& [which, id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t, dtype);
+  WYVERN_OPEN_OR_SKIP(which, t, dtype);
   for (const std::int64_t BT : chunk_sizes_of(t))
     for (const Precision precision : {Precision::ieee, Precision::tf32x3, Precision::tf32}) {
       Problem problem = problem_for(t, dtype, 0);
@@ -395,11 +405,13 @@ std::vector<std::string> solvers(DeviceKind kind) {
 // --- Tables of a bad cu_seqlens
 // -------------------------------------------------------------------
 
-class ChunkIndex : public DeviceTest, public ::testing::WithParamInterface<std::string> {};
+class ChunkIndex : public DeviceTest,
+                   public ::testing::WithParamInterface<std::tuple<TestDevice, std::string>> {};
 
 TEST_P(ChunkIndex, BadLengthsStayInBounds) {
-  const Template& t = template_of(GetParam());
-  WYVERN_OPEN_OR_SKIP(t);
+  const auto& [which, id] = GetParam();
+  const Template& t = template_of(id);
+  WYVERN_OPEN_OR_SKIP(which, t);
   const std::int64_t T = 100;
   for (const Lengths& seqlens : {Lengths{0, 200, 50, 100}, Lengths{-7, 30, 20, 10},
                                  Lengths{90, 10, 100, 5}, Lengths{0, -1, 1 << 30, 100}}) {
@@ -409,7 +421,7 @@ TEST_P(ChunkIndex, BadLengthsStayInBounds) {
     data.tensors["cu_seqlens"] = HostTensor(DType::int32, {4}, {seqlens.begin(), seqlens.end()});
     const auto config = config_for(t, data.problem, limits(), 16, Precision::tf32);
     ASSERT_TRUE(config.has_value());
-    const auto stage = test_runtime().prepare_stage(device(), {t.id(), *config}, data.problem);
+    const auto stage = prepare_stage(device(), {id, *config}, data.problem);
     const HostTensors out =
         run_stage(device(), stage, problem_constants(data.problem), data.tensors);
     const HostTensor& offsets = out.at("seq_offsets");
@@ -437,29 +449,41 @@ TEST_P(ChunkIndex, BadLengthsStayInBounds) {
 // --- Instances
 // ------------------------------------------------------------------------------------
 
-const auto kDTypes = ::testing::Values(DType::bf16, DType::fp16, DType::fp32);
 const auto kName = [](const auto& each) {
-  return case_name(std::get<0>(each.param)) + "_" + std::string(to_string(std::get<1>(each.param)));
+  return case_name(std::get<1>(each.param)) + "_" + std::string(to_string(std::get<2>(each.param)));
 };
-const auto cpu = [] { return ::testing::ValuesIn(template_ids(DeviceKind::cpu)); };
-const auto gpu = [] { return ::testing::ValuesIn(template_ids(DeviceKind::cuda)); };
 
-INSTANTIATE_TEST_SUITE_P(Cpu, Stage, ::testing::Combine(cpu(), kDTypes), kName);
-INSTANTIATE_TEST_SUITE_P(Gpu, Stage, ::testing::Combine(gpu(), kDTypes), kName);
-INSTANTIATE_TEST_SUITE_P(Cpu, StageSpace, ::testing::Combine(cpu(), kDTypes), kName);
-INSTANTIATE_TEST_SUITE_P(Gpu, StageSpace, ::testing::Combine(gpu(), kDTypes), kName);
-INSTANTIATE_TEST_SUITE_P(Gpu, StageSanitize, ::testing::Combine(gpu(), kDTypes), kName);
-INSTANTIATE_TEST_SUITE_P(Cpu, SolveTril,
-                         ::testing::Combine(::testing::ValuesIn(solvers(DeviceKind::cpu)), kDTypes),
-                         kName);
-INSTANTIATE_TEST_SUITE_P(Gpu, SolveTril,
-                         ::testing::Combine(::testing::ValuesIn(solvers(DeviceKind::cuda)),
-                                            kDTypes),
-                         kName);
-INSTANTIATE_TEST_SUITE_P(Cpu, ChunkIndex, ::testing::Values("chunk_index.cpu"),
-                         [](const auto&) { return "cpu"; });
-INSTANTIATE_TEST_SUITE_P(Gpu, ChunkIndex, ::testing::Values("chunk_index.portable"),
-                         [](const auto&) { return "portable"; });
+auto cases(TestDevice which, const std::vector<std::string>& ids) {
+  return ::testing::Combine(::testing::Values(which), ::testing::ValuesIn(ids),
+                            ::testing::Values(DType::bf16, DType::fp16, DType::fp32));
+}
+auto cpu() { return cases(TestDevice::cpu, template_ids(DeviceKind::cpu)); }
+auto gpu() { return cases(TestDevice::gpu, template_ids(DeviceKind::cuda)); }
+auto emulated() { return cases(TestDevice::emulated, template_ids(DeviceKind::cuda)); }
+
+INSTANTIATE_TEST_SUITE_P(Cpu, Stage, cpu(), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, Stage, gpu(), kName);
+INSTANTIATE_TEST_SUITE_P(Emulated, Stage, emulated(), kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, StageSpace, cpu(), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, StageSpace, gpu(), kName);
+INSTANTIATE_TEST_SUITE_P(Emulated, StageSpace, emulated(), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, StageSanitize, gpu(), kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, SolveTril, cases(TestDevice::cpu, solvers(DeviceKind::cpu)), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, SolveTril, cases(TestDevice::gpu, solvers(DeviceKind::cuda)), kName);
+INSTANTIATE_TEST_SUITE_P(Emulated, SolveTril,
+                         cases(TestDevice::emulated, solvers(DeviceKind::cuda)), kName);
+
+const auto kTemplate = [](const auto& each) { return case_name(std::get<1>(each.param)); };
+INSTANTIATE_TEST_SUITE_P(Cpu, ChunkIndex,
+                         ::testing::Values(std::tuple{TestDevice::cpu, "chunk_index.cpu"}),
+                         kTemplate);
+INSTANTIATE_TEST_SUITE_P(Gpu, ChunkIndex,
+                         ::testing::Values(std::tuple{TestDevice::gpu, "chunk_index.portable"}),
+                         kTemplate);
+INSTANTIATE_TEST_SUITE_P(Emulated, ChunkIndex,
+                         ::testing::Values(std::tuple{TestDevice::emulated,
+                                                      "chunk_index.portable"}),
+                         kTemplate);
 
 }  // namespace
 }  // namespace wyvern::testing

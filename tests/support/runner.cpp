@@ -18,6 +18,9 @@
 #include "runtime/devices/device_impl.hpp"
 #include "tests/support/coverage.hpp"
 #include "tests/support/strided_rows.hpp"
+#if WYVERN_TESTS_EMULATOR
+#include "tests/emulator/device.hpp"
+#endif
 
 namespace wyvern::testing {
 namespace {
@@ -71,8 +74,25 @@ void launch_apart(const Device& device, const std::function<void()>& launch) {
   if (error) std::rethrow_exception(error);
 }
 
-std::optional<Device> open_device(DeviceKind kind, std::string& why) {
+bool is_emulated([[maybe_unused]] const Device& device) {
+#if WYVERN_TESTS_EMULATOR
+  return emulator::is_emulated(device);
+#else
+  return false;
+#endif
+}
+
+std::optional<Device> open_device(TestDevice which, std::string& why) {
   mallopt(M_PERTURB, 0x80);  // new memory is filled with 0x7F bytes, 3e38 as floats
+  if (which == TestDevice::emulated) {
+#if WYVERN_TESTS_EMULATOR
+    return emulator::open_emulated_device(/*multiprocessors=*/3);
+#else
+    why = "this build has no emulator";
+    return {};
+#endif
+  }
+  const DeviceKind kind = which == TestDevice::cpu ? DeviceKind::cpu : DeviceKind::cuda;
   if (kind == DeviceKind::cpu && WYVERN_TESTS_CPU) return Device::open("cpu");
   why = compiler_problem(kind);
   if (!why.empty()) return {};
@@ -85,7 +105,7 @@ std::optional<Device> open_device(DeviceKind kind, std::string& why) {
 }
 
 struct OpenedDevice {
-  explicit OpenedDevice(DeviceKind kind) : device(open_device(kind, why)) {}
+  explicit OpenedDevice(TestDevice which) : device(open_device(which, why)) {}
   std::string why;
   std::optional<Device> device;
 };
@@ -143,10 +163,11 @@ void expect_unchanged(const std::string& name, const DeviceTensor& tensor,
 
 }  // namespace
 
-std::optional<Device> test_device(DeviceKind kind, std::string* why) {
-  static const OpenedDevice cpu(DeviceKind::cpu);
-  static const OpenedDevice cuda(DeviceKind::cuda);
-  const OpenedDevice& opened = kind == DeviceKind::cpu ? cpu : cuda;
+std::optional<Device> test_device(TestDevice which, std::string* why) {
+  static const std::array<OpenedDevice, 3> devices{OpenedDevice(TestDevice::cpu),
+                                                   OpenedDevice(TestDevice::gpu),
+                                                   OpenedDevice(TestDevice::emulated)};
+  const OpenedDevice& opened = devices.at(static_cast<std::size_t>(which));
   if (why != nullptr) *why = opened.why;
   return opened.device;
 }
@@ -165,12 +186,33 @@ Runtime& test_runtime() {
   return runtime;
 }
 
+Operator prepare_operator(const Device& device, const Problem& problem) {
+#if WYVERN_TESTS_EMULATOR
+  if (is_emulated(device)) return emulator::prepare(device, problem);
+#endif
+  return test_runtime().prepare(device, problem);
+}
+
+Operator prepare_operator(const Device& device, const Problem& problem, const Plan& plan) {
+#if WYVERN_TESTS_EMULATOR
+  if (is_emulated(device)) return emulator::prepare(device, problem, plan);
+#endif
+  return test_runtime().prepare(device, problem, plan);
+}
+
+Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem) {
+#if WYVERN_TESTS_EMULATOR
+  if (is_emulated(device)) return emulator::prepare_stage(device, step, problem);
+#endif
+  return test_runtime().prepare_stage(device, step, problem);
+}
+
 DeviceTensor::DeviceTensor(const Device& device, const HostTensor& content, Guards guards,
                            Role role, const std::string& name, Against against)
     : device_(device), like_(content), guard_byte_(role == Role::input ? kNanPoison : kGuardByte) {
   const std::size_t bytes = content.bytes(), band = guards == Guards::bands ? kGuardBytes : 0;
   std::shared_ptr<GuardedMemory> pages;
-  if (band != 0 && device.impl().host_memory()) {
+  if (band != 0 && (device.impl().host_memory() || is_emulated(device))) {
     // Exactly the alignment that the runtime asks for: code that needs more fails.
     const std::size_t alignment = role == Role::workspace ? 256 : 16;
     pages = std::make_shared<GuardedMemory>(name, bytes, alignment, band, against);
@@ -231,8 +273,9 @@ TensorView with_rank(TensorView view, int rank) {
 HostTensors run_stage(const Device& device, const Stage& stage, const Constants& constants,
                       const HostTensors& tensors, Guards guards, const Written& written) {
   const Template& t = *find_template(stage.step().template_id);
+  const std::size_t launches = t.strided.empty() || is_emulated(device) ? 2 : 3;
   std::array<HostTensors, 3> outputs;
-  for (std::size_t launch = 0; launch < (t.strided.empty() ? 2 : 3); ++launch) {
+  for (std::size_t launch = 0; launch < launches; ++launch) {
     const unsigned char poison = launch == 1 ? kFinitePoison : kNanPoison;
     std::map<std::string, DeviceTensor> memory;
     std::vector<StridedRows> apart;
@@ -249,7 +292,7 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
           memory.try_emplace(name, device, out ? poisoned(given, poison) : given, guards, role,
                              name, against_of(static_cast<int>(launch)));
       views.back() = with_rank(at->second.view(), static_cast<int>(argument.shape.size()));
-      if (launch == 2 && argument.strided && role == Role::input)
+      if (launch + 1 == launches && argument.strided && role == Role::input)
         views.back() = apart.emplace_back(device, views.back(), outer_dims(argument)).view();
     }
     device.synchronize();
@@ -269,7 +312,7 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
   }
   for (const auto& [name, first] : outputs[0]) {
     expect_written(name, first, outputs[1].at(name), written);
-    if (t.strided.empty()) continue;
+    if (launches == 2) continue;
     EXPECT_TRUE(same_bytes(outputs[2].at(name), first)) << name << ", of strided rows";
   }
   return std::move(outputs[0]);

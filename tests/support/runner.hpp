@@ -17,20 +17,32 @@
 
 namespace wyvern::testing {
 
-/// The device of this kind to test on (the CPU, or cuda:0), opened once per process. Nothing where
-/// it cannot be used: `why`, if given, then says why in one sentence, for GTEST_SKIP. A CPU whose
-/// kernels this build promises to compile is never skipped.
-std::optional<Device> test_device(DeviceKind kind, std::string* why = nullptr);
+/// Where a case runs: on the CPU, on cuda:0, or on the emulator by a GPU's templates.
+enum class TestDevice { cpu, gpu, emulated };
+
+/// The device to test on, opened once per process. Nothing where it cannot be used: `why`, if
+/// given, then says why in one sentence, for GTEST_SKIP. A CPU whose kernels this build promises to
+/// compile is never skipped. The emulated GPU has three multiprocessors, so that blocks which share
+/// work out take several pieces each.
+std::optional<Device> test_device(TestDevice which, std::string* why = nullptr);
+inline std::optional<Device> test_device(DeviceKind kind, std::string* why = nullptr) {
+  return test_device(kind == DeviceKind::cpu ? TestDevice::cpu : TestDevice::gpu, why);
+}
 
 /// The one Runtime of this process. Its cache is $WYVERN_TEST_CACHE (CTest gives all tests of a
 /// build tree the same), else a directory removed at exit; never the user's.
 Runtime& test_runtime();
 /// A new cache over the same directory.
 std::shared_ptr<Cache> test_cache();
+/// By test_runtime(), or on the emulated device by the emulator.
+Operator prepare_operator(const Device& device, const Problem& problem);
+Operator prepare_operator(const Device& device, const Problem& problem, const Plan& plan);
+Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem);
 
 /// A tensor's memory on a device, between guard bands; or exactly its bytes without, so that a
-/// memory checker sees the first stray access. A band of the CPU is GuardedMemory: the tensor lies
-/// against a page that may not be touched, and an input may not be written at all.
+/// memory checker sees the first stray access. A band of the CPU, and of the emulated device, is
+/// GuardedMemory: the tensor lies against a page that may not be touched, and an input may not be
+/// written at all.
 class DeviceTensor {
  public:
   enum class Guards { bands, none };
@@ -63,8 +75,9 @@ using Written = std::function<bool(const std::string& name, std::int64_t element
 /// Launches `stage` twice, its outputs poisoned differently, and returns the outputs of the first
 /// launch. A test failure is recorded for a changed input, a damaged guard band, an element not
 /// written, an element written that must not be, and bytes that differ between the launches. A
-/// third launch gives strided rows to the inputs that may have them, and must write the first one's
-/// bytes. `tensors` holds every tensor of the template's contract by name, outputs for their shape.
+/// third launch (the second on the emulated device, which is slow) gives strided rows to the inputs
+/// that may have them, and must write the first one's bytes. `tensors` holds every tensor of the
+/// template's contract by name, outputs for their shape.
 HostTensors run_stage(const Device& device, const Stage& stage, const Constants& constants,
                       const HostTensors& tensors,
                       DeviceTensor::Guards guards = DeviceTensor::Guards::bands,

@@ -767,7 +767,7 @@ void expect_stage_matches(const Device& device, const PlanStep& step, const Stag
   const Template& t = *find_template(step.template_id);
   if (is_only_listed(data.problem, step.template_id)) return;
   const Written written = written_elements(data, &t);
-  const Stage stage = test_runtime().prepare_stage(device, step, data.problem);
+  const Stage stage = prepare_stage(device, step, data.problem);
   const HostTensors outputs =
       run_stage(device, stage, problem_constants(data.problem), data.tensors, guards, written);
   const TensorMap expected = reference_outputs(t, data);
