@@ -1,5 +1,5 @@
-// Whole operators by the plans that a GPU gets, on the emulator, against the float64 oracle: how
-// CUDA kernels are connected, and what their rounding adds up to.
+// Whole operators on the emulator, against the float64 oracle, where a plan of Hopper's kernels or
+// inputs of their own are the subject: how these are connected, and what their rounding adds up to.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
@@ -19,31 +19,7 @@ namespace {
 class EmulatedOperator : public OperatorTest {
  protected:
   EmulatedOperator() { device_ = emulator::open_emulated_device(); }
-  Operator prepare(const Problem& problem) override { return emulator::prepare(device(), problem); }
 };
-
-class EmulatedRandom : public EmulatedOperator, public ::testing::WithParamInterface<int> {};
-
-TEST_P(EmulatedRandom, MatchesOracle) {
-  const OperatorCase one = random_case(static_cast<std::uint64_t>(GetParam()));
-  SCOPED_TRACE(one.name);
-  check(make_data(one.problem, one.gate, 7, one.lengths));
-}
-
-class EmulatedFewKeys : public EmulatedOperator,
-                        public ::testing::WithParamInterface<std::string_view> {};
-
-/// Not by luck of the draw: a bound that single inputs break is broken by others of the same kind.
-TEST_P(EmulatedFewKeys, MatchesOracle) {
-  for (const OperatorCase& one :
-       listed_cases({std::string(GetParam()), Pass::forward}, DeviceKind::cuda)) {
-    if (!one.name.starts_with("FewKeys")) continue;
-    for (std::uint64_t seed = 1; seed <= (full_suite() ? 3 : 1); ++seed) {
-      SCOPED_TRACE(one.name + ", seed " + std::to_string(seed));
-      check(make_data(one.problem, one.gate, seed, one.lengths));
-    }
-  }
-}
 
 class EmulatedSegments : public EmulatedOperator,
                          public ::testing::WithParamInterface<OperatorPass> {};
@@ -64,7 +40,7 @@ TEST_P(EmulatedSegments, MatchesOracle) {
   ASSERT_EQ(parts(plan), p.pass == Pass::backward ? 6 : 3);
   for (PlanStep& step : plan)
     if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
-  check(emulator::prepare(device(), data.problem, plan), data);
+  check(prepare(data.problem, plan), data);
 }
 
 /// A long sequence beside many short ones: a hint of it has the default plan go by segments, and
@@ -93,7 +69,7 @@ TEST_F(EmulatedHints, OfALongSequenceSplitItAndMatchOracle) {
       EXPECT_GT(segment(), 0);
       const bool scalar = gate_kind(p) == GateKind::scalar;
       if (!full_suite() && scalar != (hint == 4000)) continue;
-      check(emulator::prepare(device(), data.problem), data);
+      check(prepare(data.problem), data);
     }
   }
 }
@@ -136,8 +112,7 @@ class EmulatedManyInvariance : public BatchInvariance<EmulatedOperator>,
   Operator prepare(const Problem& asked) override {
     Problem problem = asked;
     problem.batch_invariant = false;  // with it no plan may be named; the kernel does not know it
-    return emulator::prepare(device(), problem,
-                             plan_with(device(), problem, "recurrent.hopper").value());
+    return OperatorTest::prepare(problem, plan_with(device(), problem, "recurrent.hopper").value());
   }
 };
 
@@ -163,7 +138,7 @@ TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
   const OperatorData data = make_data(p, Gate::typical, 4, {70, 0, 33});
   const auto plan = plan_with(device(), data.problem, "scaled_dot_kkt.hopper");
   ASSERT_TRUE(plan.has_value());
-  check_strided_rows(emulator::prepare(device(), data.problem, *plan), data);
+  check_strided_rows(prepare(data.problem, *plan), data);
 }
 
 /// The template that has the whole forward pass of a problem in one kernel for Hopper; of gdn2, and
@@ -309,11 +284,11 @@ TEST_P(EmulatedOneKernel, MatchesOracle) {
   const OperatorData data = make_data(one.problem, one.gate, 5, one.lengths);
   const auto plan = plan_with(device(), data.problem, one_kernel_of(one.problem));
   ASSERT_TRUE(plan.has_value());
-  check(emulator::prepare(device(), data.problem, *plan), data);
+  check(prepare(data.problem, *plan), data);
   if (one.problem.op == "kda" || one.problem.op == "gdn2" || one.problem.V % 128 != 0 ||
       one.problem.K > 128)
     return;
-  check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
+  check(prepare(data.problem, in_wide_blocks(*plan)), data);
 }
 
 /// log2 of the decay of token `t` in a packed sequence of its own kind.
@@ -351,7 +326,7 @@ TEST_F(EmulatedOperator, OneKernelPaysDecayThatItOwes) {
       ASSERT_TRUE(plan.has_value());
       // Wide blocks have no registers for fp16 rows with norms.
       const bool wide = dtype == DType::bf16 || !norms;
-      check(emulator::prepare(device(), data.problem, wide ? in_wide_blocks(*plan) : *plan), data);
+      check(prepare(data.problem, wide ? in_wide_blocks(*plan) : *plan), data);
     }
   }
 }
@@ -369,22 +344,14 @@ TEST_F(EmulatedOperator, OneKernelTakesStridedRows) {
       const OperatorData data = make_data(p, Gate::typical, 6, lengths);
       const auto plan = plan_with(device(), data.problem, one_kernel_of(data.problem));
       ASSERT_TRUE(plan.has_value());
-      check_strided_rows(emulator::prepare(device(), data.problem, *plan), data);
+      check_strided_rows(prepare(data.problem, *plan), data);
     }
   }
 }
 
-/// States in place, in strided slots, by every template of a plan.
+/// States in place, in strided slots, by every template of a plan for Hopper.
 class EmulatedPool : public EmulatedOperator,
                      public ::testing::WithParamInterface<std::string_view> {};
-
-TEST_P(EmulatedPool, OfPortablePlans) {
-  Problem p = base({std::string(GetParam()), Pass::forward});
-  p.H = 1, p.HV = 2, p.K = 36, p.V = 40;
-  const OperatorData data = pool_data(p, Gate::mixed, 31, {20, 3, 33, 17, 1, 5, 0, 16});
-  for (const Plan& plan : plans_with_all(device(), data.problem, 16))
-    check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
-}
 
 TEST_P(EmulatedPool, OfHopperPlans) {
   Problem p = base({std::string(GetParam()), Pass::forward});
@@ -400,7 +367,7 @@ TEST_P(EmulatedPool, OfHopperPlans) {
     p.index_dtype = v_first ? DType::int64 : DType::int32;
     const OperatorData data = pool_data(p, Gate::typical, 32, {70, 3, 130, 17, 1, 64, 0, 33});
     for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-      check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+      check_strided_rows(prepare(data.problem, plan), data);
   }
 }
 
@@ -413,36 +380,9 @@ TEST_P(EmulatedPool, OfDecoding) {
 INSTANTIATE_TEST_SUITE_P(, EmulatedPool, ::testing::ValuesIn(operators()),
                          [](const auto& each) { return std::string(each.param); });
 
-/// States of 8 bits with their scales: all numbers of both types, and pools by every template of a
-/// plan. Hopper's forward passes take no scales.
+/// States of 8 bits with their scales, in a slot for each token.
 class EmulatedFloat8 : public EmulatedOperator,
                        public ::testing::WithParamInterface<std::string_view> {};
-
-TEST_P(EmulatedFloat8, EveryNumberIsReadAndRounded) {
-  for (const Pass pass : {Pass::forward, Pass::recurrent})
-    for (const DType type : {DType::float8_e4m3, DType::float8_e5m2})
-      for (const bool v_first : {false, true}) {
-        const OperatorData data = float8_data({std::string(GetParam()), pass}, type, v_first);
-        const HostTensors outputs = run_operator(device(), prepare(data.problem), data);
-        expect_float8_rounded(data, outputs.at("state"));
-      }
-}
-
-TEST_P(EmulatedFloat8, InPools) {
-  for (const Pass pass : {Pass::forward, Pass::recurrent})
-    for (const DType type : {DType::float8_e4m3, DType::float8_e5m2}) {
-      Problem p = base({std::string(GetParam()), pass});
-      p.H = 1, p.HV = 2, p.state_dtype = type, p.state_v_first = type == DType::float8_e5m2;
-      const bool forward = pass == Pass::forward;
-      const OperatorData data = pool_data(
-          p, Gate::mixed, 34,
-          forward ? Lengths{70, 3, 33, 17, 1, 64, 0, 16} : Lengths{2, 1, 3, 1, 1, 4, 0, 1});
-      const std::vector<Plan> all = plans_with_all(device(), data.problem, 64);
-      ASSERT_FALSE(all.empty());
-      for (const Plan& plan : all)
-        check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
-    }
-}
 
 TEST_P(EmulatedFloat8, OfEachToken) {
   Problem p = base({std::string(GetParam()), Pass::recurrent});
@@ -519,7 +459,7 @@ TEST_P(EmulatedDrafts, NormalizeOutputsBesideNullTokens) {
   data.tensors["parent"] =
       HostTensor(p.index_dtype, {2, 6}, {-1, 99, 0, 99, 2, 4, -1, 99, -1, 99, 0, 0});
   for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-    check(emulator::prepare(device(), data.problem, plan), data);
+    check(prepare(data.problem, plan), data);
 }
 
 /// With all columns of a state in a block at once, by either kernel, and with some after the
@@ -530,7 +470,7 @@ TEST_P(EmulatedDrafts, NormalizeOutputsOfAnySize) {
     p.B = p.N = p.H = 1, p.HV = 2, p.K = 36, p.V = V, p.T = T;
     for (const OperatorData& data : outputs_of_any_size(p))
       for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-        check(emulator::prepare(device(), data.problem, plan), data);
+        check(prepare(data.problem, plan), data);
   }
 }
 
@@ -578,7 +518,7 @@ class EmulatedManyStates : public EmulatedOperator,
   void check_with_plan(const OperatorData& data) {
     const auto plan = plan_with(device(), data.problem, "recurrent.hopper");
     ASSERT_TRUE(plan.has_value());
-    check_strided_rows(emulator::prepare(device(), data.problem, *plan), data);
+    check_strided_rows(prepare(data.problem, *plan), data);
   }
 };
 
@@ -628,7 +568,7 @@ TEST_P(EmulatedManyStates, OfAnyWidth) {
       const auto plan = plan_with(device(), data.problem, "recurrent.hopper");
       if (!plan) continue;
       ++served;
-      check_strided_rows(emulator::prepare(device(), data.problem, *plan), data);
+      check_strided_rows(prepare(data.problem, *plan), data);
     }
   EXPECT_GE(served, 2);
 }
@@ -662,7 +602,7 @@ class EmulatedCheckpoints : public EmulatedOperator,
         for (Plan plan : plans_with_all(device(), data.problem, chunk_size)) {
           for (PlanStep& step : plan)
             if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
-          check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+          check_strided_rows(prepare(data.problem, plan), data);
         }
       }
     }
@@ -685,25 +625,6 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedCheckpoints,
                          ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
                          [](const auto& each) { return std::string(each.param); });
 
-/// States and values beyond fp16, by every template of a plan.
-class EmulatedRange : public EmulatedOperator,
-                      public ::testing::WithParamInterface<std::tuple<OperatorPass, bool>> {};
-
-TEST_P(EmulatedRange, MatchesOracle) {
-  const auto& [which, values] = GetParam();
-  for (const std::int64_t chunk : {16, 64}) {
-    const OperatorData data = beyond_fp16(which, values, chunk == 16 ? 32 : 128, 6);
-    for (const Plan& plan : plans_with_all(device(), data.problem, chunk))
-      check(emulator::prepare(device(), data.problem, plan), data);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    , EmulatedRange, ::testing::Combine(::testing::ValuesIn(chunked_passes()), ::testing::Bool()),
-    [](const auto& each) {
-      return name_of(std::get<0>(each.param)) + (std::get<1>(each.param) ? "_values" : "_states");
-    });
-
 /// Gradients of gates that are as small as fp32's resolution beside terms of their sums that
 /// cancel: of rows of one token, and of what a chunk's last token tells the state that leaves it.
 TEST_F(EmulatedOperator, GradientsOfGatesOfFastDecay) {
@@ -721,7 +642,7 @@ TEST_F(EmulatedOperator, GradientsOfGatesOfFastDecay) {
         p.use_beta_sigmoid = steps == 2;
         const OperatorData data = make_data(p, Gate::fast, 6, {70, 0, 33, 1});
         for (const Plan& plan : plans_with_all(device(), data.problem, chunk_size))
-          check(emulator::prepare(device(), data.problem, plan), data);
+          check(prepare(data.problem, plan), data);
       }
 }
 
@@ -734,7 +655,7 @@ TEST_F(EmulatedOperator, SaturatedGates) {
       if (pass != Pass::recurrent) p.T = 70;
       for (const OperatorData& data : saturated_gates(p))
         for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-          check(emulator::prepare(device(), data.problem, plan), data);
+          check(prepare(data.problem, plan), data);
     }
 }
 
@@ -757,7 +678,7 @@ TEST_P(EmulatedPasses, TakeStridedRowsByEveryPlan) {
   p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
   const OperatorData data = make_data(p, Gate::typical, 7, {20, 0, 17});
   for (const Plan& plan : plans_with_all(device(), data.problem, 16))
-    check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+    check_strided_rows(prepare(data.problem, plan), data);
 }
 
 /// The same of chunks that Hopper's templates take.
@@ -771,7 +692,7 @@ TEST_P(EmulatedHopperPlans, MatchOracle) {
   p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
   const OperatorData data = make_data(p, Gate::typical, 12, {70, 0, 33});
   for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-    check(emulator::prepare(device(), data.problem, plan), data);
+    check(prepare(data.problem, plan), data);
 }
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedHopperPlans,
@@ -804,7 +725,7 @@ class EmulatedShares : public EmulatedOperator {
     const OperatorData data = make_data(p, gate, 9, lengths);
     const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
     ASSERT_TRUE(plan.has_value());
-    const Operator op = emulator::prepare(device(), data.problem, *plan);
+    const Operator op = prepare(data.problem, *plan);
     p.packed ? check_strided_rows(op, data) : check(op, data);
   }
 };
@@ -869,9 +790,8 @@ TEST_F(EmulatedShares, UpdateStatesInPlace) {
         }
         const auto plan = plan_with(device(), data.problem, walk);
         ASSERT_TRUE(plan.has_value());
-        if (full_suite() || !wide) check(emulator::prepare(device(), data.problem, *plan), data);
-        if (full_suite() || wide)
-          check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
+        if (full_suite() || !wide) check(prepare(data.problem, *plan), data);
+        if (full_suite() || wide) check(prepare(data.problem, in_wide_blocks(*plan)), data);
       }
     }
   }
@@ -894,9 +814,8 @@ TEST_F(EmulatedShares, KeepStatesInsideSequences) {
         if (offsets) data.tensors.at("checkpoint_offsets").set(0, 3056);
         const auto plan = plan_with(device(), data.problem, walk);
         ASSERT_TRUE(plan.has_value());
-        if (full_suite() || !wide) check(emulator::prepare(device(), data.problem, *plan), data);
-        if (full_suite() || wide)
-          check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
+        if (full_suite() || !wide) check(prepare(data.problem, *plan), data);
+        if (full_suite() || wide) check(prepare(data.problem, in_wide_blocks(*plan)), data);
       }
     }
 }
@@ -921,7 +840,7 @@ class EmulatedPreparedShares : public EmulatedShares,
   }
   Operator prepare_walk(const OperatorData& data, bool wide = false) {
     const Plan plan = plan_with(device(), data.problem, "kda_fwd_h_o.hopper").value();
-    return emulator::prepare(device(), data.problem, wide ? in_wide_blocks(plan) : plan);
+    return prepare(data.problem, wide ? in_wide_blocks(plan) : plan);
   }
 };
 
@@ -974,7 +893,7 @@ TEST_F(EmulatedShares, OfTokensOrOfColumnsMatchOracle) {
       const OperatorData data = make_data(p, gate, 10, lengths);
       auto plan = plan_with(device(), data.problem, one_kernel_of(p));
       ASSERT_TRUE(plan.has_value());
-      const Operator wide = emulator::prepare(device(), data.problem, in_wide_blocks(*plan));
+      const Operator wide = prepare(data.problem, in_wide_blocks(*plan));
       p.packed ? check_strided_rows(wide, data) : check(wide, data);
     };
     expect_correct_in_wide_blocks(Gate::typical, {});
@@ -1111,7 +1030,7 @@ TEST_P(EmulatedSegmentPasses, MatchOracle) {
     step.config.set("BV", std::int64_t{128});
     if (channels) step.config.set("num_stages", std::int64_t{9});
   }
-  const Operator op = emulator::prepare(device(), data.problem, split);
+  const Operator op = prepare(data.problem, split);
   data.problem.packed ? check_strided_rows(op, data) : check(op, data);
 }
 
@@ -1168,7 +1087,7 @@ TEST_P(EmulatedKdaBackward, MatchesOracle) {
   const OperatorData data = make_data(one.problem, one.gate, 18, one.lengths);
   const auto plan = plan_with(device(), data.problem, "kda_gradient.hopper");
   ASSERT_TRUE(plan.has_value());
-  const Operator op = emulator::prepare(device(), data.problem, *plan);
+  const Operator op = prepare(data.problem, *plan);
   data.problem.packed ? check_strided_rows(op, data) : check(op, data);
 }
 
@@ -1186,7 +1105,7 @@ TEST_F(EmulatedOperator, KdaBackwardOfGatesAllAlike) {
     for (std::int64_t i = 0; i < g.elements(); ++i) g.set(i, gate);
     const auto plan = plan_with(device(), data.problem, "kda_gradient.hopper");
     ASSERT_TRUE(plan.has_value());
-    check(emulator::prepare(device(), data.problem, *plan), data);
+    check(prepare(data.problem, *plan), data);
   }
 }
 
@@ -1207,17 +1126,6 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedPasses, ::testing::ValuesIn(chunked_passes())
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedSegments, ::testing::ValuesIn(chunked_passes()),
                          [](const auto& each) { return name_of(each.param); });
-
-INSTANTIATE_TEST_SUITE_P(, EmulatedFewKeys, ::testing::ValuesIn(operators()),
-                         [](const auto& each) { return std::string(each.param); });
-
-const auto kSeed = [](const auto& each) { return "seed" + std::to_string(each.param); };
-
-INSTANTIATE_TEST_SUITE_P(, EmulatedRandom, ::testing::Range(0, 20), kSeed);
-// beta up to 2 and nothing that decays: rounding errors live as long as the state.
-INSTANTIATE_TEST_SUITE_P(NoDecay, EmulatedRandom, ::testing::Values(105, 326), kSeed);
-// Resets, behind which decays are differences of sums of some hundred.
-INSTANTIATE_TEST_SUITE_P(Resets, EmulatedRandom, ::testing::Values(290), kSeed);
 
 }  // namespace
 }  // namespace wyvern::testing

@@ -21,14 +21,19 @@ using Guards = DeviceTensor::Guards;
 
 class OperatorTest : public ::testing::Test {
  protected:
-  void open(DeviceKind kind) { device_ = test_device(kind, &skip_reason_); }
+  template <typename Which>  // TestDevice or DeviceKind
+  void open(Which which) {
+    device_ = test_device(which, &skip_reason_);
+  }
   const Device& device() const { return *device_; }
 
   virtual Operator prepare(const Problem& problem) {
-    if (is_listing())  // compiles nothing
-      return Operator(
-          bind_operator(device(), problem, default_plan(problem, device().impl().target())));
-    return test_runtime().prepare(device(), problem);
+    if (is_listing()) return prepare(problem, default_plan(problem, device().impl().target()));
+    return prepare_operator(device(), problem);
+  }
+  Operator prepare(const Problem& problem, const Plan& plan) {
+    if (is_listing()) return Operator(bind_operator(device(), problem, plan));  // compiles nothing
+    return prepare_operator(device(), problem, plan);
   }
 
   /// `data` ready for a launch: NaN where nothing is read, and with what the forward pass hands

@@ -17,25 +17,27 @@ std::vector<OperatorPass> serving_passes() {
   return all;
 }
 
-class PoolOperator : public OperatorTest, public ::testing::WithParamInterface<OperatorPass> {
+class PoolOperator : public OperatorTest,
+                     public ::testing::WithParamInterface<std::tuple<TestDevice, OperatorPass>> {
  protected:
-  void SetUp() override { WYVERN_OPEN_OR_SKIP(DeviceKind::cpu); }
+  void SetUp() override { WYVERN_OPEN_OR_SKIP(std::get<TestDevice>(GetParam())); }
+  const OperatorPass& which() const { return std::get<OperatorPass>(GetParam()); }
 };
 
 TEST_P(PoolOperator, SlotsMayLieApartInEveryPlan) {
-  Problem p = base(GetParam());
+  Problem p = base(which());
   p.K = 36, p.V = 40;
   const bool recurrent = p.pass == Pass::recurrent;
   const OperatorData pool = pool_data(
       p, Gate::mixed, 21,
       recurrent ? Lengths{1, 3, 2, 2, 5, 1, 0, 4} : Lengths{65, 3, 130, 16, 64, 1, 0, 17});
   for (const Plan& plan : plans_with_all(device(), pool.problem, 16))
-    check_strided_rows(test_runtime().prepare(device(), pool.problem, plan), pool);
+    check_strided_rows(prepare(pool.problem, plan), pool);
 }
 
 /// Pieces of a sequence, each from where the one before left its state.
 TEST_P(PoolOperator, ASequenceGoesOnFromItsSlot) {
-  Problem p = base(GetParam(), DType::fp32);
+  Problem p = base(which(), DType::fp32);
   p.B = p.N = 1;
   p.T = p.pass == Pass::recurrent ? 7 : 150;
   p.output_final_state = true;
@@ -64,17 +66,26 @@ TEST_P(PoolOperator, ASequenceGoesOnFromItsSlot) {
   EXPECT_LE(rms_error(after, last), 2 * error_bound(p, "state"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, PoolOperator, ::testing::ValuesIn(serving_passes()),
-                         [](const auto& each) { return name_of(each.param); });
+const auto kPassName = [](const auto& each) { return name_of(std::get<OperatorPass>(each.param)); };
 
-class Float8Pool : public OperatorTest,
-                   public ::testing::WithParamInterface<std::tuple<OperatorPass, DType>> {
+INSTANTIATE_TEST_SUITE_P(Cpu, PoolOperator,
+                         ::testing::Combine(::testing::Values(TestDevice::cpu),
+                                            ::testing::ValuesIn(serving_passes())),
+                         kPassName);
+INSTANTIATE_TEST_SUITE_P(Emulated, PoolOperator,
+                         ::testing::Combine(::testing::Values(TestDevice::emulated),
+                                            ::testing::ValuesIn(serving_passes())),
+                         kPassName);
+
+class Float8Pool
+    : public OperatorTest,
+      public ::testing::WithParamInterface<std::tuple<TestDevice, OperatorPass, DType>> {
  protected:
-  void SetUp() override { WYVERN_OPEN_OR_SKIP(DeviceKind::cpu); }
+  void SetUp() override { WYVERN_OPEN_OR_SKIP(std::get<TestDevice>(GetParam())); }
 };
 
 TEST_P(Float8Pool, SlotsMayLieApartInEveryPlan) {
-  const auto& [which, type] = GetParam();
+  const auto& [where, which, type] = GetParam();
   Problem p = base(which);
   p.K = 36, p.V = 40, p.state_dtype = type;
   const bool recurrent = p.pass == Pass::recurrent;
@@ -82,13 +93,13 @@ TEST_P(Float8Pool, SlotsMayLieApartInEveryPlan) {
       p, Gate::mixed, 24,
       recurrent ? Lengths{1, 3, 2, 2, 5, 1, 0, 4} : Lengths{65, 3, 130, 16, 64, 1, 0, 17});
   for (const Plan& plan : plans_with_all(device(), pool.problem, 16))
-    check_strided_rows(test_runtime().prepare(device(), pool.problem, plan), pool);
+    check_strided_rows(prepare(pool.problem, plan), pool);
 }
 
 TEST_P(Float8Pool, EveryNumberIsReadAndRounded) {
+  const auto& [where, which, type] = GetParam();
   for (const bool v_first : {false, true}) {
-    const OperatorData data =
-        float8_data(std::get<0>(GetParam()), std::get<1>(GetParam()), v_first);
+    const OperatorData data = float8_data(which, type, v_first);
     const HostTensors outputs = run_operator(device(), prepare(data.problem), data);
     if (!is_listing()) expect_float8_rounded(data, outputs.at("state"));
   }
@@ -102,14 +113,17 @@ std::vector<OperatorPass> float8_passes() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, Float8Pool,
-                         ::testing::Combine(::testing::ValuesIn(float8_passes()),
-                                            ::testing::Values(DType::float8_e4m3,
-                                                              DType::float8_e5m2)),
-                         [](const auto& each) {
-                           return fmt::format("{}_{}", name_of(std::get<0>(each.param)),
-                                              to_string(std::get<1>(each.param)));
-                         });
+auto float8_cases(TestDevice where) {
+  return ::testing::Combine(::testing::Values(where), ::testing::ValuesIn(float8_passes()),
+                            ::testing::Values(DType::float8_e4m3, DType::float8_e5m2));
+}
+const auto kFloat8Name = [](const auto& each) {
+  return fmt::format("{}_{}", name_of(std::get<OperatorPass>(each.param)),
+                     to_string(std::get<DType>(each.param)));
+};
+
+INSTANTIATE_TEST_SUITE_P(Cpu, Float8Pool, float8_cases(TestDevice::cpu), kFloat8Name);
+INSTANTIATE_TEST_SUITE_P(Emulated, Float8Pool, float8_cases(TestDevice::emulated), kFloat8Name);
 
 class PoolInput : public OperatorTest {
  protected:
