@@ -3,11 +3,39 @@
 #include <ucontext.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace wyvern::emulator {
 namespace {
+
 constexpr std::size_t kStackBytes = 128 * 1024;
-}
+
+/// Memory that fibers of this thread take in turn: new memory of the hundreds of a launch would be
+/// filled each time by tests that have malloc() poison it.
+class Stack {
+ public:
+  Stack() {
+    if (unused.empty()) {
+      bytes_ = std::make_unique_for_overwrite<unsigned char[]>(kStackBytes);
+    } else {
+      bytes_ = std::move(unused.back());
+      unused.pop_back();
+    }
+  }
+  ~Stack() { unused.push_back(std::move(bytes_)); }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+
+  unsigned char* get() const { return bytes_.get(); }
+
+ private:
+  static thread_local std::vector<std::unique_ptr<unsigned char[]>> unused;
+  std::unique_ptr<unsigned char[]> bytes_;
+};
+thread_local std::vector<std::unique_ptr<unsigned char[]>> Stack::unused;
+
+}  // namespace
 
 #if defined(__x86_64__)
 
@@ -37,7 +65,7 @@ wyvern_emulator_switch:
 
 struct Fiber::Context {
   void* stack_pointer = nullptr;
-  std::unique_ptr<unsigned char[]> stack;
+  std::unique_ptr<Stack> stack;
   Body body = nullptr;
   void* argument = nullptr;
 
@@ -51,10 +79,10 @@ thread_local Fiber::Context* Fiber::Context::starting = nullptr;
 
 void Fiber::start(Body body, void* argument) {
   Context& c = *context_;
-  if (!c.stack) c.stack = std::make_unique_for_overwrite<unsigned char[]>(kStackBytes);
+  if (!c.stack) c.stack = std::make_unique<Stack>();
   c.body = body;
   c.argument = argument;
-  auto top = reinterpret_cast<std::uintptr_t>(c.stack.get() + kStackBytes) & ~std::uintptr_t{15};
+  auto top = reinterpret_cast<std::uintptr_t>(c.stack->get() + kStackBytes) & ~std::uintptr_t{15};
   auto* slot = reinterpret_cast<void**>(top);
   *--slot = nullptr;  // the stack is aligned as after a call
   *--slot = reinterpret_cast<void*>(&Context::enter);
@@ -71,7 +99,7 @@ void Fiber::switch_to(Fiber& from, Fiber& to) {
 
 struct Fiber::Context {
   ucontext_t state{};
-  std::unique_ptr<unsigned char[]> stack;
+  std::unique_ptr<Stack> stack;
   Body body = nullptr;
   void* argument = nullptr;
 
@@ -85,11 +113,11 @@ thread_local Fiber::Context* Fiber::Context::starting = nullptr;
 
 void Fiber::start(Body body, void* argument) {
   Context& c = *context_;
-  if (!c.stack) c.stack = std::make_unique_for_overwrite<unsigned char[]>(kStackBytes);
+  if (!c.stack) c.stack = std::make_unique<Stack>();
   c.body = body;
   c.argument = argument;
   getcontext(&c.state);
-  c.state.uc_stack.ss_sp = c.stack.get();
+  c.state.uc_stack.ss_sp = c.stack->get();
   c.state.uc_stack.ss_size = kStackBytes;
   c.state.uc_link = nullptr;
   makecontext(&c.state, &Context::enter, 0);
