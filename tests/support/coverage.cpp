@@ -2,11 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -33,35 +30,11 @@ std::vector<std::string> options_of(const Problem& problem) {
   return options;
 }
 
-/// What meets in a trial, as coverage.py counts it.
-std::vector<std::string> pairs_of(const Problem& problem, std::string_view template_id) {
-  const std::string pass = fmt::format("{} {}", problem.op, to_string(problem.pass));
-  std::vector<std::string> pairs{fmt::format("{} by {}", pass, template_id)};
-  for (const std::string& option : options_of(problem)) {
-    pairs.push_back(fmt::format("{} with {}", pass, option));
-    pairs.push_back(fmt::format("{} with {}", template_id, option));
-  }
-  return pairs;
-}
-
-struct Met {
-  std::mutex mutex;
-  std::set<std::string> pairs;
-};
-Met& met() {
-  static Met all;
-  return all;
-}
-
 }  // namespace
 
 bool is_listing() { return list_path() != nullptr; }
 
 bool is_only_listed(const Problem& problem, std::string_view template_id) {
-  {
-    const std::lock_guard lock(met().mutex);
-    for (std::string& pair : pairs_of(problem, template_id)) met().pairs.insert(std::move(pair));
-  }
   if (!is_listing()) return false;
   const std::string line = fmt::format("{}\t{}\t{}\t{}\n", problem.op, to_string(problem.pass),
                                        template_id, fmt::join(options_of(problem), "\t"));
@@ -72,11 +45,12 @@ bool is_only_listed(const Problem& problem, std::string_view template_id) {
   return true;
 }
 
-bool is_new(const Problem& problem, std::string_view template_id) {
-  const std::vector<std::string> pairs = pairs_of(problem, template_id);
-  const std::lock_guard lock(met().mutex);
-  return !std::ranges::all_of(pairs,
-                              [](const std::string& pair) { return met().pairs.contains(pair); });
+std::vector<std::string> template_pairs(const Problem& problem, std::string_view template_id) {
+  std::vector<std::string> pairs{
+      fmt::format("{} {} by {}", problem.op, to_string(problem.pass), template_id)};
+  for (const std::string& option : options_of(problem))
+    pairs.push_back(fmt::format("{} with {}", template_id, option));
+  return pairs;
 }
 
 }  // namespace wyvern::testing
