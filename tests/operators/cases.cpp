@@ -557,7 +557,7 @@ OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Len
 OperatorData beyond_fp16(const OperatorPass& which, bool values, std::int64_t size,
                          std::uint64_t seed) {
   Problem p = base(which, DType::fp16);
-  p.K = p.V = size;
+  p.H = 1, p.HV = 2, p.K = p.V = size;
   p.packed = p.initial_state = true;
   p.state_v_first = values;
   p.scale = !values ? 1e-5F : which.pass == Pass::backward ? 1e-3F : 0.05F;
