@@ -44,8 +44,8 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
-/// What all walks share.
-Template walks(std::string name, std::string source) {
+/// What all three share.
+Template scans(std::string name, std::string source) {
   Template t;
   t.name = std::move(name);
   t.variant = "hopper";
@@ -69,8 +69,8 @@ Template walks(std::string name, std::string source) {
 }
 
 /// The same where they write what they find for each chunk.
-Template written_walks(std::string name, std::string source) {
-  Template t = walks(std::move(name), std::move(source));
+Template written_scans(std::string name, std::string source) {
+  Template t = scans(std::move(name), std::move(source));
   t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE,
                                            constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps =
@@ -85,7 +85,7 @@ Template written_walks(std::string name, std::string source) {
 Geometry launch(const Spec& s, std::int64_t columns) {
   const HopperLayout layout(s);
   return Geometry{.grid = {columns / s.BV, 1, 1},
-                  .threads = 128 * (1 + layout.helpers + layout.consumers),
+                  .threads = 128 * (1 + layout.prep_groups + layout.consumers),
                   .shared_bytes = layout.bytes};
 }
 
@@ -102,7 +102,7 @@ cost::Pace segment_pace(const Spec& s) {
 
 /// Hopper: one block BV columns of V of a sequence, value head and direction.
 Template whole() {
-  Template t = written_walks("delta_scans", "hopper.cu");
+  Template t = written_scans("delta_scans", "hopper.cu");
   t.covers = {stages::delta_scans};
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::scan_cost({4, chunk_time(s)}, 2 * s.V, s, w, limits);
@@ -115,7 +115,7 @@ Template whole() {
 
 /// Hopper: one block BV columns of M, R or dR of a segment and value head.
 Template segment() {
-  Template t = scan::split(walks("delta_scans_segment", "segment.cu"));
+  Template t = scan::split(scans("delta_scans_segment", "segment.cu"));
   t.covers = {stages::delta_scans_segment};
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
@@ -132,8 +132,8 @@ Template segment() {
 
 /// Hopper: one block BV columns of V of a segment, value head and direction.
 Template resume() {
-  Template t = scan::split(written_walks("delta_scans_resume", "resume.cu"));
-  t.summary = "Both walks over all segments at once, from the states and gradients at their ends.";
+  Template t = scan::split(written_scans("delta_scans_resume", "resume.cu"));
+  t.summary = "Both scans of all segments at once, from the states and gradients at their ends.";
   t.covers = {stages::delta_scans_resume, stages::delta_scans};
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::scan_cost(segment_pace(s), 2 * s.V, s, w, limits);

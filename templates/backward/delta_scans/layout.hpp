@@ -1,4 +1,4 @@
-// What a block of delta_scans.hopper keeps in shared memory.
+// Shared memory of a block of delta_scans.
 #pragma once
 
 #include "device/cuda/sm90/inverse_layout.hpp"
@@ -11,15 +11,15 @@ constexpr int kColumns = 64;     ///< of V that a consumer warpgroup has
 constexpr int kBlockWords = 14;  ///< of a `Block`
 constexpr int kSlots = 2;        ///< chunks that are prepared and not consumed
 
-/// Both walks have the same places; the forward one leaves those of queries and scores alone.
+/// Both scans have the same places; the forward one leaves those of queries and scores alone.
 template <class S>
 struct HopperLayout {
   /// Whether products take the rounded state from where it is staged: registers have no room for
   /// it.
   bool shares_state;
   int consumers;     ///< warpgroups with a state of 64 columns of V
-  int helpers;       ///< prep warpgroups
-  bool pipelined;    ///< one of them makes I + A, and three warps of warpgroup 0 invert it
+  int prep_groups;   ///< warpgroups that prepare chunks, in turns
+  bool pipelined;    ///< one prep warpgroup computes A, three warps of warpgroup 0 invert I + A
   int value_stages;  ///< pipeline stages of v (or do); k, q and factors have num_stages
   int keys;          ///< bytes from one pipeline stage of k and q to the next
   int factors;       ///< floats from one stage of factors to the next
@@ -29,7 +29,7 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace state;
   int score_slots;                            ///< chunks of which there are scores
   cuda::sm90::SwizzledPlace inverse, scores;  ///< of each slot: T - I, and P
-  cuda::sm90::InverseLayout inversion;        ///< of the first helper, or the first slot
+  cuda::sm90::InverseLayout inversion;        ///< of the first prep warpgroup, or slot
   int inversion_bytes;                        ///< from one to the next
   /// Factors of a chunk's rows, of the first stage. G: running sum of gates in base 2. key: of k_s
   /// as a column of A and P, beta included. left: the same decayed up to rows 15, 31 and 47 (16 +
@@ -37,12 +37,12 @@ struct HopperLayout {
   /// d_r b_r; output: scale a_r.
   cuda::ArrayPlace G, key, row, query, enter, leave, output, left;
   cuda::ArrayPlace decay;  ///< of the whole chunk, one a stage
-  cuda::ArrayPlace block;  ///< a copy of what all warps know, for those with few registers
-  cuda::sm90::BarrierPlace loaded, scaled, free;  ///< of k, q and factors
-  cuda::sm90::BarrierPlace values_loaded, values_free;
-  cuda::sm90::BarrierPlace lowered, joined, inverted, ready;
-  cuda::sm90::BarrierPlace taken, scored;  ///< the inverse, the scores of a slot have been read
-  cuda::sm90::BarrierPlace landed;
+  cuda::ArrayPlace block;  ///< a copy of the `Block`, for warps with few registers
+  /// Full and empty barriers. k and q, their factors, v or do, and the last chunk's rows: one a
+  /// stage; A (pipelined) and its half inverses, the prepared chunk, its inverse and scores: one a
+  /// slot.
+  cuda::sm90::BarrierPlace tiles_full, factors_full, tiles_empty, values_full, values_empty, A_full,
+      halves_full, A_empty, chunk_full, inverse_empty, scores_empty, tail_full;
   int bytes;
 
   constexpr explicit HopperLayout(const S& s) {
@@ -51,7 +51,7 @@ struct HopperLayout {
     consumers = static_cast<int>(s.BV) / kColumns;
     pipelined = consumers > 1 || shares_state;
     score_slots = shares_state ? 1 : kSlots;
-    helpers = pipelined ? 1 : 2;
+    prep_groups = pipelined ? 1 : 2;
     cuda::LayoutBuilder at;
     k = cuda::sm90::swizzled_tile(at, kRows, s.K, s.DTYPE);
     q = cuda::sm90::swizzled_tile(at, kRows, s.K, s.DTYPE);
@@ -65,7 +65,7 @@ struct HopperLayout {
     const int before = at.bytes;
     inversion = cuda::sm90::InverseLayout(at);
     inversion_bytes = at.bytes - before;
-    at.bytes += inversion_bytes;  // a second slot, or the second helper's
+    at.bytes += inversion_bytes;  // a second slot, or the second prep warpgroup's
     const int first = at.bytes;
     for (cuda::ArrayPlace* place : {&G, &key, &row, &query, &enter, &leave, &output})
       *place = at.array(kRows);
@@ -74,14 +74,15 @@ struct HopperLayout {
     at.bytes = first + stages * factors * 4;
     decay = at.array(stages);
     block = at.array(kBlockWords, DType::int32);
-    loaded = cuda::sm90::barriers(at, stages);
-    scaled = cuda::sm90::barriers(at, stages);
-    free = cuda::sm90::barriers(at, stages);
-    values_loaded = cuda::sm90::barriers(at, value_stages);
-    values_free = cuda::sm90::barriers(at, value_stages);
-    for (cuda::sm90::BarrierPlace* place : {&lowered, &joined, &inverted, &ready, &taken, &scored})
+    tiles_full = cuda::sm90::barriers(at, stages);
+    factors_full = cuda::sm90::barriers(at, stages);
+    tiles_empty = cuda::sm90::barriers(at, stages);
+    values_full = cuda::sm90::barriers(at, value_stages);
+    values_empty = cuda::sm90::barriers(at, value_stages);
+    for (cuda::sm90::BarrierPlace* place :
+         {&A_full, &halves_full, &A_empty, &chunk_full, &inverse_empty, &scores_empty})
       *place = cuda::sm90::barriers(at, kSlots);
-    landed = cuda::sm90::barriers(at, 1);
+    tail_full = cuda::sm90::barriers(at, 1);
     bytes = at.bytes;
   }
 };

@@ -1,12 +1,10 @@
-// What the consumer warpgroups of delta_scans have: 64 columns of V of a state S, or of its
-// gradient dS', transposed in fp32 registers, and how what they find leaves for memory.
+// delta_scans' consumers: 64 columns of V of a state S, or of its gradient dS', transposed in fp32
+// registers, through the chunks of a block.
 #pragma once
 
 #include "backward/delta_scans/prepare.cuh"
-#include "device/cuda/sm90/state.cuh"
-#include "device/cuda/sm90/transposed_rows.cuh"
+#include "device/cuda/sm90/scan_state.cuh"
 
-using Transposed = sm90::Accumulator<K>;
 using Columns = sm90::Accumulator<kRows>;  // of V, one for each row of a chunk
 using StateFragment = sm90::FragmentA<DTYPE, K>;
 using RowFragment = sm90::FragmentA<DTYPE, kRows>;
@@ -34,209 +32,147 @@ WYVERN_DEVICE void pack_scaled(RowFragment& to, const Columns& x, const float* f
   });
 }
 
-/// What both walks do alike. The first `consumer` of a block has its first 64 columns.
-template <class B>
-struct Consumer {
-  const B& b;
-  int consumer;
-  Transposed state;
-  Columns x;
+/// x = y + f x in each column, f the factor of its row.
+WYVERN_DEVICE void multiply_add(Columns& x, const RowFragment& y, const float* factors) {
+  for_row_factors(factors, [&](int j, const Float2& f) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32 pair = y.x[j / 2][j % 2 * 2 + i];
+      float* const to = x.x + 4 * j + 2 * i;
+      to[0] = fused_multiply_add(f.at[0], to[0], sm90::low_half<DTYPE>(pair));
+      to[1] = fused_multiply_add(f.at[1], to[1], sm90::high_half<DTYPE>(pair));
+    }
+  });
+}
 
-  WYVERN_DEVICE int panel() const { return kPanels * b.tile + consumer; }
-
-  /// Calls act(offset, x) for each element and its place in a state of K x Width, or of Width x K.
-  template <int Width, bool VFirst, class Act>
-  WYVERN_DEVICE void visit(Act&& act) {
-    sm90::visit_state<Width, VFirst>(state, recalled(b).tile * BV + consumer * kColumns, act);
-  }
+/// What both directions have.
+template <bool Reverse>
+struct Consumer : sm90::ScanState<Spec, Block<Reverse>> {
+  using Base = sm90::ScanState<Spec, Block<Reverse>>;
+  using Base::b, Base::consumer, Base::state, Base::x;
 
   WYVERN_DEVICE void wait_keys(const Position& at) const {
-    sm90::barrier_wait(b.template barrier<kLayout.loaded>(at.buffer), at.parity);
+    sm90::barrier_wait(b.template barrier<kLayout.tiles_full>(at.buffer), at.parity);
   }
-  WYVERN_DEVICE void wait_values(int turn) const {
-    sm90::barrier_wait(b.template barrier<kLayout.values_loaded>(turn % kValueStages),
-                       parity_of<kValueStages>(turn));
+  WYVERN_DEVICE void wait_values(int step) const {
+    sm90::barrier_wait(b.template barrier<kLayout.values_full>(step % kValueStages),
+                       parity_of<kValueStages>(step));
   }
   /// After the last read of a chunk's v or do.
-  WYVERN_DEVICE void free_values(int turn) const {
-    sm90::hand_over(b.template barrier<kLayout.values_free>(turn % kValueStages));
+  WYVERN_DEVICE void free_values(int step) const {
+    sm90::hand_over(b.template barrier<kLayout.values_empty>(step % kValueStages));
   }
-  WYVERN_DEVICE void wait_ready(int turn) const {
-    sm90::barrier_wait(b.template barrier<kLayout.ready>(turn % kSlots), parity_of<kSlots>(turn));
-  }
-  WYVERN_DEVICE void sync() const { sm90::sync_named(1 + consumer, 128); }
-
-  /// Where the rows are staged that leave after the state.
-  WYVERN_DEVICE SquareTile staged_rows() const { return {b.staged_state(consumer).data}; }
-  /// Until what was staged before has been read.
-  WYVERN_DEVICE void wait_staging() const {
-    if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
-    sync();
+  WYVERN_DEVICE void wait_chunk(int step) const {
+    sm90::barrier_wait(b.template barrier<kLayout.chunk_full>(step % kSlots),
+                       parity_of<kSlots>(step));
   }
 
-  /// Writes sixteen channels of the rounded state to its staging tile.
-  WYVERN_DEVICE void stage(const uint32 (&packed)[4], int j) const {
-    const int lane = lane_index();
-    sm90::store_matrix_x4(
-        b.staged_state(consumer).at(warp_index() % 4 * 16 + lane % 16, 16 * j + lane / 16 * 8),
-        packed);
-  }
-  WYVERN_DEVICE void send_state(int turn, const TensorMap& map) const {
-    if (thread_index() % 128 != 0) return;
-    const B block = recalled(b);
-    sm90::tensor_store(map, {0, (kPanels * block.tile + consumer) * kColumns, 0, block.place(turn)},
-                       b.staged_state(consumer).data);
-    sm90::bulk_commit();
-  }
-
-  /// x = state k^T, the state rounded; which leaves for memory too where walks write. Meanwhile the
-  /// state decays where `decays`, and meanwhile() is called.
-  template <bool Decays, class Meanwhile>
-  WYVERN_DEVICE void multiply_state(const Position& at, int turn, const TensorMap& map,
-                                    Meanwhile&& meanwhile) {
+  /// x = state k^T of the rounded state, which is stored too if there is an output. Meanwhile the
+  /// state decays if Decays, and meanwhile() is called.
+  template <bool Decays, class Params, class Meanwhile>
+  WYVERN_DEVICE void multiply_keys(const Position& at, int step, const Params& p,
+                                   Meanwhile&& meanwhile) {
     if constexpr (kSharesState) {
-      wait_staging();
-#pragma unroll
-      for (int j = 0; j < K / 16; ++j) {
-        uint32 packed[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          packed[i] = pack<DTYPE>(state.x[8 * j + 2 * i], state.x[8 * j + 2 * i + 1]);
-        stage(packed, j);
-      }
-      sm90::fence_proxy_async();
-      sync();
+      stage_state();
       sm90::start_product<K>(x, sm90::rows_of(b.staged_state(consumer)),
                              sm90::rows_of(b.keys(at.buffer)));
-      if constexpr (kWrites) send_state(turn, map);
+      if constexpr (kOutput) this->send_state(step, p);
       if constexpr (Decays) decay(at);
       meanwhile();
       sm90::end_products<0>(x);
     } else {
       StateFragment packed(state);
-      sm90::start_product(x, packed, sm90::rows_of(b.keys(at.buffer)));
-      if constexpr (kWrites) {
-        wait_staging();
-#pragma unroll
-        for (int j = 0; j < K / 16; ++j) stage(packed.x[j], j);
-        sm90::fence_proxy_async();
-        sync();
-        send_state(turn, map);
-      }
+      this->template multiply_state<kOutput>(packed, b.keys(at.buffer), step, p);
       if constexpr (Decays) decay(at);
       meanwhile();
       sm90::end_products<0>(x, packed);
     }
   }
+  /// Rounds the state to the staging tile, for products to read it there.
+  WYVERN_DEVICE void stage_state() const {
+    this->wait_staging();
+#pragma unroll
+    for (int j = 0; j < K / 16; ++j) {
+      uint32 packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        packed[i] = pack<DTYPE>(state.x[8 * j + 2 * i], state.x[8 * j + 2 * i + 1]);
+      sm90::store_matrix_x4(sm90::fragment_at(b.staged_state(consumer), 16 * j), packed);
+    }
+    sm90::fence_proxy_async();
+    this->sync();
+  }
   WYVERN_DEVICE void decay(const Position& at) {
     const float factor = array_at<kLayout.decay>(b.shared)[at.buffer];
 #pragma unroll
-    for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= factor;
-  }
-
-  /// x to its staging tile, for send_rows().
-  WYVERN_DEVICE void stage_rows() const {
-    wait_staging();
-    sm90::store_transposed(staged_rows(), RowFragment(x));
-    sm90::fence_proxy_async();
+    for (int i = 0; i < sm90::Accumulator<K>::kCount; ++i) state.x[i] *= factor;
   }
 };
 
+template <bool Reverse>
+struct ChunkStates;
+
 // ---- forward: S, and Z = T (V - a K S) ----------------------------------------------------------
 
-struct Forward : Consumer<Block<false>> {
-  /// x = v - a x.
-  WYVERN_DEVICE void subtract_from_values(const Position& at, const RowFragment& values) {
-    for_row_factors(b.factors<kLayout.enter>(at.buffer), [&](int j, const Float2& f) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32 pair = values.x[j / 2][j % 2 * 2 + i];
-        float* const to = x.x + 4 * j + 2 * i;
-        to[0] = fused_multiply_add(f.at[0], to[0], sm90::low_half<DTYPE>(pair));
-        to[1] = fused_multiply_add(f.at[1], to[1], sm90::high_half<DTYPE>(pair));
-      }
-    });
-  }
-
-  /// Rows of Z: those behind a sequence's end are 0, for so are their keys and values.
-  WYVERN_DEVICE void send_rows(int turn, const TensorMap& z_map) const {
-    sync();
-    if (thread_index() % 128 == 0) {
-      const Block<false> block = recalled(b);
-      sm90::tensor_store(z_map, {0, block.place(turn) * kRows, kPanels * block.tile + consumer, 0},
-                         staged_rows().data);
-      sm90::bulk_commit();
-    }
-  }
-
-  WYVERN_DEVICE void walk(const TensorMap& state_map, const TensorMap& z_map) {
+template <>
+struct ChunkStates<false> : Consumer<false> {
+  template <class Params>
+  WYVERN_DEVICE void mainloop(const Params& p) {
     Position at;
 #pragma unroll 1
-    for (int turn = 0; turn < b.chunks; ++turn, at.advance()) {
+    for (int step = 0; step < b.chunks; ++step, at.advance()) {
       wait_keys(at);
       {
         RowFragment values;
-        multiply_state<false>(at, turn, state_map, [&] {
-          wait_values(turn);
-          if (!kWrites && b.without_values)
+        multiply_keys<false>(at, step, p, [&] {
+          wait_values(step);
+          if (!kOutput && b.zero_v)
             values = {};
           else
-            sm90::load_transposed(values, b.values(turn, consumer));
-          free_values(turn);
-          wait_ready(turn);
+            sm90::load_transposed(values, b.values(step, consumer));
+          free_values(step);
+          wait_chunk(step);
         });
-        subtract_from_values(at, values);
+        multiply_add(x, values, b.factors<kLayout.enter>(at.buffer));  // v - a x
       }
       RowFragment u(x);
-      sm90::start_product(x, u, sm90::rows_of(b.inverse(turn)), true);
+      sm90::start_product(x, u, sm90::rows_of(b.inverse(step)), true);
       decay(at);
       sm90::end_products<0>(x, u);
       RowFragment update;
       pack_scaled(update, x, b.factors<kLayout.leave>(at.buffer));
-      if constexpr (kWrites) stage_rows();
+      if constexpr (kOutput) stage_rows(x);
       sm90::start_product(state, update, sm90::columns_of(b.keys(at.buffer)), true);
-      if constexpr (kWrites) send_rows(turn, z_map);
-      sm90::barrier_arrive(b.barrier<kLayout.taken>(turn % kSlots));
+      if constexpr (kOutput) send_rows(step, p);
+      sm90::barrier_arrive(b.barrier<kLayout.inverse_empty>(step % kSlots));
       sm90::end_products<0>(state, update);
-      sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+      sm90::barrier_arrive(b.barrier<kLayout.tiles_empty>(at.buffer));
     }
   }
 };
 
 // ---- reverse: dS', and dV = T^T (P^T dO + d b (K dS')) ------------------------------------------
 
-struct Reverse : Consumer<Block<true>> {
+template <>
+struct ChunkStates<true> : Consumer<true> {
   /// Rounded dO^T P of the chunk in `at`, which needs no state.
-  WYVERN_DEVICE RowFragment own_part(const Position& at, int turn) {
+  WYVERN_DEVICE RowFragment own_part(const Position& at, int step) {
     wait_keys(at);
-    wait_values(turn);
-    wait_ready(turn);
+    wait_values(step);
+    wait_chunk(step);
     RowFragment gradients;
-    sm90::load_transposed(gradients, b.values(turn, consumer));
+    sm90::load_transposed(gradients, b.values(step, consumer));
     Columns y;
-    sm90::start_product(y, gradients, sm90::columns_of(b.scores(turn)));
+    sm90::start_product(y, gradients, sm90::columns_of(b.scores(step)));
     sm90::end_products<0>(y, gradients);
-    sm90::barrier_arrive(b.barrier<kLayout.scored>(turn % kScoreSlots));
+    sm90::barrier_arrive(b.barrier<kLayout.scores_empty>(step % kScoreSlots));
     return RowFragment(y);
   }
 
-  /// x = own + d b x.
-  WYVERN_DEVICE void add_own(const Position& at, const RowFragment& own) {
-    for_row_factors(b.factors<kLayout.leave>(at.buffer), [&](int j, const Float2& f) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32 pair = own.x[j / 2][j % 2 * 2 + i];
-        float* const to = x.x + 4 * j + 2 * i;
-        to[0] = fused_multiply_add(f.at[0], to[0], sm90::low_half<DTYPE>(pair));
-        to[1] = fused_multiply_add(f.at[1], to[1], sm90::high_half<DTYPE>(pair));
-      }
-    });
-  }
-
   /// dO^T with rows times scale a, as the state takes them up.
-  WYVERN_DEVICE void load_scaled_gradients(RowFragment& to, const Position& at, int turn) const {
-    sm90::load_transposed(to, b.values(turn, consumer));
-    free_values(turn);
+  WYVERN_DEVICE void load_scaled_gradients(RowFragment& to, const Position& at, int step) const {
+    sm90::load_transposed(to, b.values(step, consumer));
+    free_values(step);
     const float* const factors = b.factors<kLayout.output>(at.buffer) + lane_index() % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kRows / 16; ++j) {
@@ -248,41 +184,33 @@ struct Reverse : Consumer<Block<true>> {
     }
   }
 
-  /// Rows of dV: by a TMA store, or row by row where the sequence ends in the chunk.
-  WYVERN_DEVICE void send_rows(int turn, const TensorMap& dv_map, DTYPE* dv) const {
-    sync();
-    const Block<true> block = recalled(b);
-    const int at_panel = kPanels * block.tile + consumer;
-    sm90::store_rows(dv_map, {dv, int64{block.heads} * V}, staged_rows(), block.first_row(turn),
-                     block.rows(turn), at_panel, block.head, V);
-  }
-
-  WYVERN_DEVICE void walk(const TensorMap& state_map, const TensorMap& dv_map, DTYPE* dv) {
+  template <class Params>
+  WYVERN_DEVICE void mainloop(const Params& p) {
     Position at;
     RowFragment own = own_part(at, 0);
 #pragma unroll 1
-    for (int turn = 0; turn < b.chunks; ++turn) {
-      multiply_state<true>(at, turn, state_map, [] {});
-      add_own(at, own);
+    for (int step = 0; step < b.chunks; ++step) {
+      multiply_keys<true>(at, step, p, [] {});
+      multiply_add(x, own, b.factors<kLayout.leave>(at.buffer));  // own + d b x
       RowFragment u(x);
-      sm90::start_product(x, u, sm90::columns_of(b.inverse(turn)), true);
+      sm90::start_product(x, u, sm90::columns_of(b.inverse(step)), true);
       RowFragment gradients;
-      load_scaled_gradients(gradients, at, turn);
+      load_scaled_gradients(gradients, at, step);
       sm90::end_products<0>(x, u);
       RowFragment update;
       pack_scaled(update, x, b.factors<kLayout.enter>(at.buffer));
-      if constexpr (kWrites) stage_rows();
+      if constexpr (kOutput) stage_rows(x);
       sm90::begin_products(state);
       sm90::multiply(state, gradients, sm90::columns_of(b.queries(at.buffer)), true);
       sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
       sm90::wgmma_commit();
-      if constexpr (kWrites) send_rows(turn, dv_map, dv);
-      sm90::barrier_arrive(b.barrier<kLayout.taken>(turn % kSlots));
+      if constexpr (kOutput) send_rows(step, p);
+      sm90::barrier_arrive(b.barrier<kLayout.inverse_empty>(step % kSlots));
       const Position before = at;
       at.advance();
-      if (turn + 1 < b.chunks) own = own_part(at, turn + 1);
+      if (step + 1 < b.chunks) own = own_part(at, step + 1);
       sm90::end_products<0>(state, gradients, update);
-      sm90::barrier_arrive(b.barrier<kLayout.free>(before.buffer));
+      sm90::barrier_arrive(b.barrier<kLayout.tiles_empty>(before.buffer));
     }
   }
 };

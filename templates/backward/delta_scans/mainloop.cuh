@@ -1,0 +1,146 @@
+// The kernels of delta_scans by role. `Scheduler`, a global alias set before the include, says
+// which work a block has.
+//
+// load: a producer warp loads tiles, factor warps compute the factors of rows. prepare: in reverse
+// the scores of queries, and the inverse of I + A, by two prep warpgroups in turns; a single one
+// leaves the inverse to warps of warpgroup 0. mma: consumer warpgroups, each with a state, or its
+// gradient, of 64 columns.
+#pragma once
+
+#include "backward/delta_scans/prepare.cuh"
+#include "backward/delta_scans/state.cuh"
+#include "device/cuda/sm90/kernel.cuh"
+
+template <class P, bool Reverse>
+struct DeltaScan;
+
+/// What a block has, whatever its direction.
+template <class P>
+struct DeltaScans {
+  using Params = P;
+  template <bool Reverse>
+  using Scan = DeltaScan<P, Reverse>;
+  static constexpr int kRows = ::kRows, kThreads = ::kThreads, kTilesV = V / BV;
+
+  const P& p;
+  sm90::ScanWork work{};
+  ScalarGate gate;
+  bool reverse = false;
+
+  WYVERN_DEVICE explicit DeltaScans(const P& params) : p(params) {}
+
+  WYVERN_DEVICE bool find() {
+    work.shared = sm90::swizzled_memory();
+    return Scheduler::find(*this);
+  }
+  WYVERN_DEVICE void load_head() { gate = ScalarGate::of_head(p.e, p.A_log, p.dt_bias, work.head); }
+  WYVERN_DEVICE ScalarRows scalar_rows() const {
+    return {{p.g, p.g_stride}, {p.beta, p.beta_stride}};
+  }
+  /// Without a gate state does not decay.
+  WYVERN_DEVICE int overlap(const Segment& segment, int chunks) {
+    if constexpr (!SCALAR_GATE) return chunks;
+    const ScalarRows rows = scalar_rows();
+    const auto stretch = [&](int last) {
+      const int t = reverse ? chunks * kRows - 1 - last + lane_index() : last - lane_index();
+      if (t < 0 || t >= segment.tokens) return 0.0f;
+      return sm90::stretch_of<Spec>(segment.token + t, work.head, gate, rows,
+                                    {p.k + work.key_head * K, p.k_stride});
+    };
+    float* const sums = array_at<kLayout.G>(work.shared);
+    // An optimization barrier: addresses computed here would stay in registers.
+    work.shared += sm90::opaque(0);
+    return count_overlap<kRows, kThreads, 32>(chunks, sums, stretch);
+  }
+};
+
+/// A block's scan.
+template <class P, bool Reverse>
+struct DeltaScan {
+  using Io = sm90::ScanStateIo<Scheduler>;
+  static constexpr bool kReverse = Reverse;
+  static constexpr int kTilesV = V / BV;
+  static constexpr sm90::Roles kRoles{.prepare = kPrepGroups,
+                                      .mma = kConsumers,
+                                      .load_registers = kPipelined ? 56 : 64,
+                                      .prepare_registers = kSharesState  ? 168
+                                                           : !kPipelined ? 112
+                                                           : kOutput     ? 72
+                                                                         : 88,
+                                      .mma_registers = kSharesState  ? 248
+                                                       : !kPipelined ? 224
+                                                       : kOutput     ? 192
+                                                                     : 184};
+  static_assert(kRoles.threads() == kThreads);
+
+  const P& p;
+  Block<Reverse> work;
+  ScalarGate gate;
+  ScalarRows rows;
+
+  WYVERN_DEVICE explicit DeltaScan(const DeltaScans<P>& found)
+      : p(found.p), work{{found.work}}, gate(found.gate), rows(found.scalar_rows()) {}
+
+  // ---- shared memory ----------------------------------------------------------------------------
+
+  WYVERN_DEVICE void init_barriers() const {
+    sm90::save_block<kLayout.block>(work);
+    sm90::init_barriers<kLayout.tiles_full>(work.shared, 32);
+    sm90::init_barriers<kLayout.factors_full>(work.shared, 32 * kFactorWarps);
+    sm90::init_barriers<kLayout.tiles_empty>(work.shared, 128 * (1 + kConsumers));
+    sm90::init_barriers<kLayout.values_full>(work.shared, 32);
+    sm90::init_barriers<kLayout.values_empty>(work.shared, 128 * kConsumers);
+    sm90::init_barriers<kLayout.chunk_full>(work.shared, kPipelined ? 128 + 96 : 128);
+    sm90::init_barriers<kLayout.A_full>(work.shared, 128);
+    sm90::init_barriers<kLayout.halves_full>(work.shared, 64);
+    sm90::init_barriers<kLayout.A_empty>(work.shared, 32);
+    sm90::init_barriers<kLayout.inverse_empty>(work.shared, 128 * kConsumers);
+    sm90::init_barriers<kLayout.scores_empty>(work.shared, 128 * kConsumers);
+    sm90::init_barriers<kLayout.tail_full>(work.shared, 1);
+  }
+  /// Above the diagonal inverses and scores stay 0.
+  WYVERN_DEVICE void clear_shared() const {
+    auto* const words = reinterpret_cast<uint32*>(work.shared + kLayout.inverse.offset);
+    for (int i = thread_index(); i < (kSlots + kScoreSlots) * SquareTile::kBytes / 4; i += kThreads)
+      words[i] = 0;
+  }
+
+  // ---- roles ------------------------------------------------------------------------------------
+
+  WYVERN_DEVICE void load(int warp) const {
+    const auto& b = work;
+    if (b.chunks == 0) return;
+    const bool computes = warp >= kFirstFactorWarp && warp < kFirstFactorWarp + kFactorWarps;
+    if (warp == 0 || computes) {
+      Position at;
+      RawRows next = {};
+      if (computes) next = read_rows(b, 0, rows);
+#pragma unroll 1
+      for (int step = 0; step < b.chunks; ++step, at.advance()) {
+        const auto block = kPipelined ? b.recall() : b;
+        if (warp == 0) load_keys(block, step, at, p);
+        if (computes) make_factors(block, step, at, next, p.e.scale, gate, rows);
+        if (warp == 0) load_values(block, step, p);
+      }
+    } else if constexpr (kPipelined) {
+      invert_chunks(b);
+    }
+  }
+
+  WYVERN_DEVICE void prepare(int prep) const {
+    if constexpr (kPipelined)
+      prepare_A(work);
+    else
+      prepare_chunks(work, prep);
+  }
+
+  WYVERN_DEVICE bool idle(int) const { return false; }
+
+  WYVERN_DEVICE void mma(int consumer) const {
+    ChunkStates<Reverse> state{{work, consumer, {}, {}}};
+    Io::load(*this, state);
+    if (!kOutput || !Reverse || work.chunks > 0) state.mainloop(p);
+    Io::store(*this, state);
+    if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
+  }
+};
