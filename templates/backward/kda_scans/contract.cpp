@@ -40,7 +40,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
 }
 
 /// Hopper: one block BV columns of V of a sequence, value head and direction.
-Template walks() {
+Template scans() {
   Template t;
   t.name = "kda_scans";
   t.variant = "hopper";
@@ -79,6 +79,6 @@ Template walks() {
 
 }  // namespace
 
-std::vector<Template> contract() { return {walks()}; }
+std::vector<Template> contract() { return {scans()}; }
 
 }  // namespace wyvern::kda_scans

@@ -1,4 +1,4 @@
-// What a block of kda_scans.hopper keeps in shared memory.
+// Shared memory of a block of kda_scans.
 #pragma once
 
 #include "device/cuda/sm90/layout.hpp"
@@ -8,7 +8,7 @@ namespace wyvern::kda_scans {
 constexpr int kRows = 64;     ///< of a chunk
 constexpr int kColumns = 64;  ///< of V that a consumer warpgroup has
 
-/// Both walks have the same places; the forward one leaves those of queries and scores alone.
+/// Both scans have the same places; the forward one leaves those of queries and scores alone.
 template <class S>
 struct HopperLayout {
   int consumers;  ///< warpgroups with a state of 64 columns of V
@@ -19,7 +19,8 @@ struct HopperLayout {
   /// Staging of what a consumer writes for a chunk: its state, then its rows of Z or dV.
   cuda::sm90::SwizzledPlace state;
   cuda::ArrayPlace decay;  ///< of the first stage
-  cuda::sm90::BarrierPlace loaded, ready, free, landed;
+  /// Full and empty barriers, one a stage, and one of the tiles of a chunk with fewer rows.
+  cuda::sm90::BarrierPlace tiles_full, decay_full, empty, tail_full;
   int bytes;
 
   constexpr explicit HopperLayout(const S& s) {
@@ -38,10 +39,10 @@ struct HopperLayout {
     decay = at.array(cuda::sm90::channel_floats(s.K));
     decays = decay.count;
     at.bytes += (stages - 1) * decays * 4;
-    loaded = cuda::sm90::barriers(at, stages);
-    ready = cuda::sm90::barriers(at, stages);
-    free = cuda::sm90::barriers(at, stages);
-    landed = cuda::sm90::barriers(at, 1);
+    tiles_full = cuda::sm90::barriers(at, stages);
+    decay_full = cuda::sm90::barriers(at, stages);
+    empty = cuda::sm90::barriers(at, stages);
+    tail_full = cuda::sm90::barriers(at, 1);
     bytes = at.bytes;
   }
 };
