@@ -57,6 +57,7 @@ struct DeltaScans {
 /// A block's scan.
 template <class P, bool Reverse>
 struct DeltaScan {
+  using Params = P;
   using Io = sm90::ScanStateIo<Scheduler>;
   static constexpr bool kReverse = Reverse;
   static constexpr int kTilesV = V / BV;
@@ -78,8 +79,10 @@ struct DeltaScan {
   ScalarGate gate;
   ScalarRows rows;
 
-  WYVERN_DEVICE explicit DeltaScan(const DeltaScans<P>& found)
-      : p(found.p), work{{found.work}}, gate(found.gate), rows(found.scalar_rows()) {}
+  WYVERN_DEVICE DeltaScan(const P& params, const DeltaScans<P>& found)
+      : p(params), work{{found.work}}, gate(found.gate), rows(found.scalar_rows()) {}
+
+  WYVERN_DEVICE static bool find() { return true; }
 
   // ---- shared memory ----------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ struct KdaScans {
 /// A block's scan.
 template <class P, bool Reverse>
 struct KdaScan {
+  using Params = P;
   using Io = sm90::ScanStateIo<Scheduler>;
   static constexpr bool kReverse = Reverse;
   static constexpr sm90::Roles kRoles{
@@ -45,7 +46,10 @@ struct KdaScan {
   const P& p;
   Block<Reverse> work;
 
-  WYVERN_DEVICE explicit KdaScan(const KdaScans<P>& found) : p(found.p), work{{found.work}} {}
+  WYVERN_DEVICE KdaScan(const P& params, const KdaScans<P>& found)
+      : p(params), work{{found.work}} {}
+
+  WYVERN_DEVICE static bool find() { return true; }
 
   WYVERN_DEVICE void init_barriers() const {
     sm90::init_barriers<kLayout.tiles_full>(work.shared, 1);

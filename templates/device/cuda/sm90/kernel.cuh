@@ -24,17 +24,21 @@ struct Roles {
   }
 };
 
-/// Runs a block whose work is found. Kernel holds the parameters and what all roles know, and has
+/// Runs a block. Kernel holds the parameters and what all roles know, and has
+///   find()            by all threads: finds the block's work; false if there is none
 ///   init_barriers()   by thread 0
 ///   clear_shared()    by all threads
 ///   load(warp), prepare(warpgroup), mma(warpgroup)    the roles
 ///   idle(warpgroup)   whether an mma warpgroup has no work
 /// The order of the roles' code matters: with producers last ptxas kept fewer values in uniform
 /// registers, and delta_forward spilled more with K = 256.
-template <class Kernel>
-WYVERN_DEVICE void run_roles(const Kernel& kernel) {
+/// `found`: what a kernel of several such Kernels knows already.
+template <class Kernel, class... Found>
+WYVERN_DEVICE void run(const typename Kernel::Params& p, const Found&... found) {
   constexpr Roles kRoles = Kernel::kRoles;
   static_assert(kRoles.fit());
+  Kernel kernel(p, found...);
+  if (!kernel.find()) return;
   if (thread_index() == 0) {
     kernel.init_barriers();
     fence_barrier_init();
@@ -58,24 +62,16 @@ WYVERN_DEVICE void run_roles(const Kernel& kernel) {
   }
 }
 
-/// Runs a block. Kernel also has find(), by all threads: finds the block's work; false if there is
-/// none.
-template <class Kernel>
-WYVERN_DEVICE void run(const typename Kernel::Params& p) {
-  Kernel kernel(p);
-  if (kernel.find()) run_roles(kernel);
-}
-
-/// Runs a block of a kernel of scans in both directions: Scans finds its work and `reverse`, its
-/// direction, and Scans::Scan<Reverse> has the roles.
+/// Runs a block of a kernel of scans in both directions: Scans finds the block's work and
+/// `reverse`, its direction, and Scans::Scan<Reverse>, a Kernel, has the roles.
 template <class Scans>
 WYVERN_DEVICE void run_scans(const typename Scans::Params& p) {
   Scans scans(p);
   if (!scans.find()) return;
   if (scans.reverse)
-    run_roles(typename Scans::template Scan<true>(scans));
+    run<typename Scans::template Scan<true>>(p, scans);
   else
-    run_roles(typename Scans::template Scan<false>(scans));
+    run<typename Scans::template Scan<false>>(p, scans);
 }
 
 }  // namespace wyvern::cuda::sm90
