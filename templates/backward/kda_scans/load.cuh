@@ -6,6 +6,7 @@
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/scan_scheduler.cuh"
 #include "device/cuda/sm90/tile.cuh"
+#include "device/cuda/sm90/tma.cuh"
 
 using kda_scans::kColumns;
 using kda_scans::kRows;
@@ -54,6 +55,23 @@ struct Block : sm90::ScanSteps<kRows, Reverse> {
   WYVERN_DEVICE const Block& recall() const { return *this; }
 };
 
+/// Starts the loads of a step's tiles, by one thread.
+template <class B, class Params>
+WYVERN_DEVICE void load_tiles(const B& b, int step, int stage, const Params& p,
+                              sm90::Barrier* barrier) {
+  const int row = b.place(step) * 3 * kRows;
+  const int square = b.place(step) * 2 * kRows;
+  sm90::tensor_load(b.leaving(stage).data, p.rows_map, {0, row + kRows, 0, 0}, barrier);
+  sm90::tensor_load(b.entering(stage).data, p.rows_map, {0, row, 0, 0}, barrier);
+  sm90::tensor_load(b.values(stage).data, sm90::values_map<B::kReverse>(p),
+                    {0, static_cast<int>(b.first_row(step)), b.tile * (BV / 64), b.head}, barrier);
+  sm90::tensor_load(b.inverse(stage).data, p.squares_map, {0, square, 0, 0}, barrier);
+  if constexpr (B::kReverse) {
+    sm90::tensor_load(b.scores(stage).data, p.squares_map, {0, square + kRows, 0, 0}, barrier);
+    sm90::tensor_load(b.queries(stage).data, p.rows_map, {0, row + 2 * kRows, 0, 0}, barrier);
+  }
+}
+
 /// Loads the tiles of all chunks, by one warp. Past a sequence's end the rows of v or do are the
 /// next sequence's and are cleared; other tiles have zeros there.
 template <class B, class Params>
@@ -65,31 +83,13 @@ WYVERN_DEVICE void load_chunks(const B& b, const Params& p) {
   for (int step = 0; step < b.chunks; ++step, at.advance()) {
     const int stage = at.buffer;
     const int rows = b.rows(step);
-    sm90::Barrier* const loaded = b.template barrier<kLayout.tiles_full>(stage);
-    // Only a sequence's last chunk may have fewer rows.
-    sm90::Barrier* const barrier = rows < kRows ? b.template barrier<kLayout.tail_full>(0) : loaded;
     sm90::barrier_wait(b.template barrier<kLayout.empty>(stage), at.parity ^ 1U);
-    if (lane_index() == 0) {
-      const int row = b.place(step) * 3 * kRows;
-      const int square = b.place(step) * 2 * kRows;
-      sm90::barrier_arrive_expect(barrier, kBytes);
-      sm90::tensor_load(b.leaving(stage).data, p.rows_map, {0, row + kRows, 0, 0}, barrier);
-      sm90::tensor_load(b.entering(stage).data, p.rows_map, {0, row, 0, 0}, barrier);
-      sm90::tensor_load(b.values(stage).data, sm90::values_map<B::kReverse>(p),
-                        {0, static_cast<int>(b.first_row(step)), b.tile * (BV / 64), b.head},
-                        barrier);
-      sm90::tensor_load(b.inverse(stage).data, p.squares_map, {0, square, 0, 0}, barrier);
-      if constexpr (B::kReverse) {
-        sm90::tensor_load(b.scores(stage).data, p.squares_map, {0, square + kRows, 0, 0}, barrier);
-        sm90::tensor_load(b.queries(stage).data, p.rows_map, {0, row + 2 * kRows, 0, 0}, barrier);
-      }
-    }
-    if (rows == kRows) continue;
-    sm90::barrier_wait(barrier, 0);
-    sm90::clear_rows(b.values(stage), rows);
-    sm90::fence_proxy_async();
-    sync_warp();
-    if (lane_index() == 0) sm90::barrier_arrive(loaded);
+    // Only a sequence's last chunk may have fewer rows.
+    sm90::load_rows<kRows>(
+        rows, b.template barrier<kLayout.tiles_full>(stage),
+        b.template barrier<kLayout.tail_full>(0), 0, kBytes,
+        [&](sm90::Barrier* barrier) { load_tiles(b, step, stage, p, barrier); },
+        [&] { sm90::clear_rows(b.values(stage), rows); });
   }
 }
 

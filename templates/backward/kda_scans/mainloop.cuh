@@ -52,7 +52,7 @@ struct KdaScan {
   WYVERN_DEVICE static bool find() { return true; }
 
   WYVERN_DEVICE void init_barriers() const {
-    sm90::init_barriers<kLayout.tiles_full>(work.shared, 1);
+    sm90::init_barriers<kLayout.tiles_full>(work.shared, 32);
     sm90::init_barriers<kLayout.decay_full>(work.shared, 32);
     sm90::init_barriers<kLayout.empty>(work.shared, 128 * kConsumers);
     sm90::init_barriers<kLayout.tail_full>(work.shared, 1);
