@@ -298,7 +298,7 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
 /// The bytes of an input; none for an output.
 Bytes ProblemTensors::content_of(const TensorSpec& spec, float gates, Source& source) const {
   const TensorRule& rule = definition_of(problem_).rule(spec.name);
-  if (spec.access == TensorAccess::out || rule.role == TensorRole::kept) return {};
+  if (spec.access == TensorAccess::out || rule.holds == Quantity::computed) return {};
   if (rule.holds == Quantity::seqlens) return integer_bytes(cu_seqlens_, spec.dtype);
   if (rule.holds == Quantity::state_slots)
     return integer_bytes(in_columns(slots(problem_), spec.rank == 2 ? spec.shape[1] : 1),
@@ -358,9 +358,8 @@ void ProblemTensors::keep(Runtime& runtime) {
   forward.output_final_state = false;
   const Operator op = runtime.prepare(on_, forward);
   Arguments arguments = device_arguments_;
-  for (const TensorSpec& spec : specs_)
-    if (spec.access == TensorAccess::out || spec.name == "do" || spec.name == "dht")
-      arguments.tensor(spec.name) = {};
+  for (const TensorSpec& spec : tensor_specs(forward))
+    if (!spec.present) arguments.tensor(spec.name) = {};
   const std::shared_ptr<void> workspace = on_.allocate(op.workspace_bytes());
   const TensorView o(nullptr, problem_.dtype, {problem_.B, problem_.T, problem_.HV, problem_.V});
   const std::shared_ptr<void> o_memory = on_.allocate(bytes_of(o));

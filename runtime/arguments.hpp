@@ -19,7 +19,7 @@ enum class Passing : std::uint8_t {
   output_gradient,  ///< an input of the backward pass alone
   beside,           ///< an input of an update alone
   updated,          ///< of an update, which writes it
-  kept,             ///< of disable_recompute: an output forwards, an input backwards
+  kept,             ///< for the backward pass: an output forwards, an input backwards
   output,           ///< an output, and of an update a tensor of the caller that it writes
   gradient,         ///< an output of the backward pass
 };
@@ -56,8 +56,8 @@ inline constexpr auto kArguments = [] {
       {"cu_seqlens", &A::cu_seqlens, input, 8, integers},
       {"A_log", &A::A_log, input, 9},
       {"dt_bias", &A::dt_bias, input, 10},
-      {"norm_weight", &A::norm_weight, beside, 8},
-      {"norm_gate", &A::norm_gate, beside, 9},
+      {"norm_weight", &A::norm_weight, input, 11},
+      {"norm_gate", &A::norm_gate, input, 12},
       {"do", &A::do_, output_gradient},
       {"dht", &A::dht, output_gradient},
       {"state_index", &A::state_index, beside, 2, integers},
@@ -67,7 +67,7 @@ inline constexpr auto kArguments = [] {
       {"num_accepted", &A::num_accepted, beside, 5, integers},
       {"intermediate_index", &A::intermediate_index, beside, 6, integers},
       {"parent", &A::parent, beside, 7, integers},
-      {"checkpoint_offsets", &A::checkpoint_offsets, beside, 10, integers},
+      {"checkpoint_offsets", &A::checkpoint_offsets, beside, 8, integers},
       {"Tinv", &A::Tinv, kept},
       {"Aqk", &A::Aqk, kept},
       {"w", &A::w, kept},
@@ -75,11 +75,12 @@ inline constexpr auto kArguments = [] {
       {"kg", &A::kg, kept},
       {"h", &A::h, kept},
       {"v_new", &A::v_new, kept},
-      {"checkpoints", &A::checkpoints, updated, 11},
+      {"o_raw", &A::o_raw, kept},
+      {"checkpoints", &A::checkpoints, updated, 9},
       {"state", &A::state, updated, 0},
-      {"o", &A::o, output, 13, Elements::numbers, "out"},
-      {"final_state", &A::final_state, output, 14},
-      {"intermediate_states", &A::intermediate_states, output, 12},
+      {"o", &A::o, output, 11, Elements::numbers, "out"},
+      {"final_state", &A::final_state, output, 12},
+      {"intermediate_states", &A::intermediate_states, output, 10},
       {"dq", &A::dq, gradient},
       {"dk", &A::dk, gradient},
       {"dv", &A::dv, gradient},
@@ -89,6 +90,8 @@ inline constexpr auto kArguments = [] {
       {"dg", &A::dg, gradient},
       {"dA_log", &A::dA_log, gradient},
       {"ddt_bias", &A::ddt_bias, gradient},
+      {"dnorm_weight", &A::dnorm_weight, gradient},
+      {"dnorm_gate", &A::dnorm_gate, gradient},
       {"dinitial_state", &A::dinitial_state, gradient},
   });
 }();

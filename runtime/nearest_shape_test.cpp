@@ -137,6 +137,8 @@ TEST(TuningDistance, AddsWhatDiffersAlone) {
   EXPECT_DOUBLE_EQ(apart(without, with), 2);
   with.HV = 16;
   EXPECT_DOUBLE_EQ(apart(without, with), 3.5);
+  without.output_norm = with.output_norm = Activation::silu, with.keep_output = true;
+  EXPECT_DOUBLE_EQ(apart(without, with), 3.75);
   with.chunk_size = 64, without.chunk_size = 32;
   EXPECT_EQ(apart(without, with), -1);
 

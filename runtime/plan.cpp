@@ -145,6 +145,7 @@ Extents sizes_of(const Problem& problem, PlanShape shape, Rows rows) {
   e.R = problem.intermediate_rows.value_or(0);
   e.D = draft_tokens_of(problem);
   e.CP = checkpoint_rows(problem);
+  e.P = (problem.B * problem.T * problem.HV + kNormPartRows - 1) / kNormPartRows;
   return e;
 }
 

@@ -124,6 +124,41 @@ TEST(Plans, NormalizeOBehindTheForwardPass) {
   }
 }
 
+/// Every backward plan is that of the problem without the norm, between a first step that alone
+/// reads the caller's do and a last one that sums the weight's gradient.
+TEST(Plans, TakeTheGradientOfTheNormInFrontOfTheBackwardPass) {
+  Problem plain = gated(true);
+  plain.pass = Pass::backward;
+  Problem p = plain;
+  p.output_norm = Activation::silu;
+  const auto expect_between = [](const Plan& plan, const Plan& wanted) {
+    ASSERT_EQ(plan.size(), wanted.size() + 2);
+    EXPECT_EQ(find_template(plan.front().template_id)->name, "output_norm_bwd");
+    EXPECT_EQ(find_template(plan.back().template_id)->name, "layer_sum");
+    EXPECT_EQ(Plan(plan.begin() + 1, plan.end() - 1), wanted);
+  };
+  for (const std::string_view op : operators()) {
+    plain.op = p.op = op;
+    plain.num_householder = p.num_householder = op == "gated_delta_product" ? 2 : 1;
+    for (const Target& target : {host_target(), cuda_target("sm_90a")}) {
+      expect_between(default_plan(p, target), default_plan(plain, target));
+      const std::vector<Plan> wanted = enumerate_plans(plain, target, 64);
+      const std::vector<Plan> plans = enumerate_plans(p, target, 64);
+      ASSERT_EQ(plans.size(), wanted.size());
+      for (std::size_t i = 0; i < plans.size(); ++i) expect_between(plans[i], wanted[i]);
+    }
+    const Plan plan = enumerate_plans(p, host_target(), 64).back();
+    const auto bound = bind_operator(Device::open("cpu"), p, plan);
+    for (const BoundStep& step : bound->steps)
+      for (std::size_t i = 0; i < step.argument_count; ++i)
+        if (step.source_template->parameters[i].name == "do") {
+          const bool first = &step == &bound->steps.front();
+          EXPECT_EQ(step.bindings[i].from,
+                    first ? Binding::From::caller : Binding::From::workspace);
+        }
+  }
+}
+
 /// A kernel that computes norms and gates itself must not get inputs for which an earlier step has
 /// already computed them.
 TEST(Plans, MakeNormsAndGatesOnce) {

@@ -200,6 +200,12 @@ void check_output_norm(const Problem& p) {
     bad("norm_eps", *p.norm_eps, "finite and above 0");
   if (p.norm_eps && !p.output_norm)
     bad("norm_eps", *p.norm_eps, "absent unless output_norm is set");
+  if (!p.keep_output) return;
+  if (!p.output_norm) bad("keep_output", "true", "false unless output_norm is set");
+  if (p.inplace_state)
+    bad("keep_output", "true", "false with inplace_state, which has no backward pass");
+  if (has_checkpoints(p))
+    bad("keep_output", "true", "false with checkpoints, which have no backward pass");
 }
 
 void check_checkpoints(const Problem& p) {

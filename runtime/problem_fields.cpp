@@ -17,7 +17,7 @@ using For = FieldOption::For;
 
 constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
 
-constexpr FieldScope kChunked{0b011}, kServing{0b101};
+constexpr FieldScope kForward{0b001}, kChunked{0b011}, kServing{0b101};
 constexpr FieldScope kGated{0b111, [](const OperatorFacts& f) { return f.gated(); }};
 constexpr FieldScope kOptionalGate{0b111, [](const OperatorFacts& f) { return f.optional_gate; }};
 constexpr FieldScope kBounded{0b111, [](const OperatorFacts& f) { return f.lower_bound; }};
@@ -484,7 +484,6 @@ constexpr std::array kFields{
     ProblemField{.name = "output_norm",
                  .member = &Problem::output_norm,
                  .help = "RMSNorm of each head's o, gated by silu or sigmoid of norm_gate",
-                 .scope = kServing,
                  .option = {"--output-norm", For::every},
                  .key = {40, "/", "output_norm"},
                  .distance = kInput,
@@ -494,10 +493,19 @@ constexpr std::array kFields{
     ProblemField{.name = "norm_eps",
                  .member = &Problem::norm_eps,
                  .help = "beside the mean square of that norm (default 1e-6)",
-                 .scope = kServing,
                  .option = {"--norm-eps", For::every},
                  .illegal = {[](Problem& p) { p.norm_eps = 0.1F; },
                              "norm_eps is 0.1 .. output_norm is set"}},
+    ProblemField{
+        .name = "keep_output",
+        .member = &Problem::keep_output,
+        .help = "o before that norm is returned too, for the backward pass",
+        .scope = kForward,
+        .option = {"--keep-output", For::every},
+        .key = {41, "/", "keep_output"},
+        .distance = kState,
+        .illegal = {[](Problem& p) { p.keep_output = true; },
+                    "keep_output is true .. false unless output_norm is set"}},
     ProblemField{
         .name = "checkpoint_every",
         .member = &Problem::checkpoint_every,

@@ -221,17 +221,30 @@ class Drafts {
   std::vector<Doubles> after_;  ///< with parent: of each token; empty of a null one
 };
 
-/// Normalizes and gates row `at` of o, counted over tokens and heads.
-void normalize_output(const Context& c, std::int64_t at, std::span<double> o) {
+/// 1 / sqrt(mean(o^2) + norm_eps) of a row of o.
+double output_rstd(const Problem& p, std::span<const double> o) {
   double squares = 0;
   for (const double x : o) squares += x * x;
-  const double mean = squares / static_cast<double>(c.p.V);
-  const double rstd = 1 / std::sqrt(mean + static_cast<double>(norm_eps_of(c.p)));
-  for (std::int64_t j = 0; j < c.p.V; ++j) {
-    const double z = load(c.host.norm_gate, at * c.p.V + j);
-    const double gate = c.p.output_norm == Activation::silu ? z * sigmoid(z) : sigmoid(z);
-    o[index(j)] *= rstd * load(c.host.norm_weight, j) * gate;
-  }
+  return 1 / std::sqrt(squares / static_cast<double>(p.V) + static_cast<double>(norm_eps_of(p)));
+}
+
+/// What the gate's input z multiplies a normalized element by.
+double output_gate(const Problem& p, double z) {
+  return p.output_norm == Activation::silu ? z * sigmoid(z) : sigmoid(z);
+}
+
+/// Its derivative.
+double output_gate_slope(const Problem& p, double z) {
+  const double open = sigmoid(z), closed = sigmoid(-z);
+  return p.output_norm == Activation::silu ? open * (1 + z * closed) : open * closed;
+}
+
+/// Normalizes and gates row `at` of o, counted over tokens and heads.
+void normalize_output(const Context& c, std::int64_t at, std::span<double> o) {
+  const double rstd = output_rstd(c.p, o);
+  for (std::int64_t j = 0; j < c.p.V; ++j)
+    o[index(j)] *= rstd * load(c.host.norm_weight, j) *
+                   output_gate(c.p, load(c.host.norm_gate, at * c.p.V + j));
 }
 
 void run_forward(const Context& c, Task task, Reference& result) {
@@ -259,6 +272,7 @@ void run_forward(const Context& c, Task task, Reference& result) {
     const std::int64_t place = at / c.steps * p.HV + task.head;
     const std::span row(o.data() + place * p.V, out.size());
     for (std::size_t j = 0; j < out.size(); ++j) row[j] = c.scale * out[j];
+    if (p.keep_output) std::ranges::copy(row, result.at("o_raw").begin() + place * p.V);
     if (p.output_norm) normalize_output(c, place, row);
   }
   if (p.output_final_state) c.layout.write(result.at("final_state"), task.n * p.HV + task.head, S);
@@ -271,6 +285,7 @@ Reference forward(const Context& c, unsigned threads) {
   const std::int64_t one = p.HV * p.K * p.V;
   Reference result;
   result["o"] = zeros(p.B * p.T * p.HV * p.V);
+  if (p.keep_output) result["o_raw"] = result["o"];
   if (p.output_final_state) result["final_state"] = zeros(p.N * one);
   if (p.pass == Pass::forward && p.return_intermediate_states)
     result["intermediate_states"] =
@@ -339,6 +354,8 @@ class Gradients final : public GradientRows {
     for (auto& [name, buffer] : buffers_) {
       if (buffer.kind == Kind::parameter)
         result[name] = sum_sequences(buffer.rows, c_.p.HV * buffer.width);
+      else if (buffer.kind == Kind::shared)
+        result[name] = sum_sequences(buffer.rows, buffer.width);
       else if (buffer.kind == Kind::key_heads)
         result[name] = sum_groups(c_.p, c_.host.tensor(name.substr(1)), buffer.rows);
       else
@@ -347,26 +364,28 @@ class Gradients final : public GradientRows {
   }
 
  private:
-  enum class Kind : std::uint8_t { value_heads, key_heads, parameter };
+  enum class Kind : std::uint8_t { value_heads, key_heads, parameter, shared };
   struct Buffer {
     Kind kind;
     std::int64_t width;  ///< elements after the head
     Doubles rows;
   };
 
-  /// [B, tokens, H or HV, width...] or, of a parameter, [HV, width...].
+  /// [B, tokens, H or HV, width...] or, of a parameter, [HV, width...], or [V], which all value
+  /// heads share.
   void add(const TensorSpec& spec, const Dims& dims) {
     const auto extent = [&](int first, int last) {
       std::int64_t product = 1;
       for (int i = first; i < last; ++i) product *= spec.shape[index(i)];
       return product;
     };
-    const bool parameter = dims.at[0] == TensorDim::HV;
-    const std::int64_t width = extent(parameter ? 1 : 3, spec.rank);
-    const std::int64_t rows = (parameter ? c_.p.N : extent(0, 2)) * c_.p.HV;
-    const Kind kind = parameter                ? Kind::parameter
-                      : dims.has(TensorDim::H) ? Kind::key_heads
-                                               : Kind::value_heads;
+    const Kind kind = dims.at[0] == TensorDim::HV  ? Kind::parameter
+                      : dims.at[0] == TensorDim::V ? Kind::shared
+                      : dims.has(TensorDim::H)     ? Kind::key_heads
+                                                   : Kind::value_heads;
+    const bool of_tokens = kind == Kind::value_heads || kind == Kind::key_heads;
+    const std::int64_t width = extent(of_tokens ? 3 : kind == Kind::parameter ? 1 : 0, spec.rank);
+    const std::int64_t rows = (of_tokens ? extent(0, 2) : c_.p.N) * c_.p.HV;
     buffers_.emplace(spec.name, Buffer{kind, width, zeros(rows * width)});
   }
 
@@ -388,7 +407,8 @@ class Adjoint {
         S_(initial()),
         dS_(zeros(c.layout.size())),
         out_(zeros(p_.V)),
-        d_o_(out_) {
+        d_o_(out_),
+        o_(out_) {
     if (p_.output_final_state) dS_ = c.layout.read(c.host.dht, which());
   }
 
@@ -420,12 +440,35 @@ class Adjoint {
   }
 
   void step_back(std::int64_t at, std::size_t slot) {
-    if (at % c_.steps == c_.steps - 1)
-      load_row(c_.host.do_, (at / c_.steps * p_.HV + task_.head) * p_.V, d_o_);
-    else
+    if (at % c_.steps == c_.steps - 1) {
+      const std::int64_t place = at / c_.steps * p_.HV + task_.head;
+      load_row(c_.host.do_, place * p_.V, d_o_);
+      if (p_.output_norm) norm_back(place);
+    } else {
       std::ranges::fill(d_o_, 0.0);
+    }
     for (double& x : d_o_) x *= c_.scale;
     recurrence_->step_back(at, slot, d_o_, dS_, gradients_);
+  }
+
+  /// d_o_, the gradient of row `at` of o behind the norm, becomes that of the row before it.
+  void norm_back(std::int64_t at) {
+    const std::span<double> d_gate = gradients_.row("dnorm_gate", at);
+    const std::span<double> d_weight = gradients_.row("dnorm_weight", which());
+    load_row(c_.host.o_raw, at * p_.V, o_);
+    const double rstd = output_rstd(p_, o_);
+    double along = 0;
+    for (std::int64_t j = 0; j < p_.V; ++j) {
+      const double z = load(c_.host.norm_gate, at * p_.V + j), x = rstd * o_[index(j)];
+      const double weight = load(c_.host.norm_weight, j), gate = output_gate(p_, z);
+      double& d = d_o_[index(j)];
+      d_gate[index(j)] = d * x * weight * output_gate_slope(p_, z);
+      d_weight[index(j)] += d * x * gate;
+      d *= weight * gate;
+      along += d * x;
+    }
+    along /= static_cast<double>(p_.V);
+    for (std::size_t j = 0; j < o_.size(); ++j) d_o_[j] = rstd * (d_o_[j] - rstd * o_[j] * along);
   }
 
   const Context& c_;
@@ -434,7 +477,7 @@ class Adjoint {
   Reference& result_;
   Gradients& gradients_;
   std::unique_ptr<Recurrence> recurrence_;
-  Doubles S_, dS_, out_, d_o_;
+  Doubles S_, dS_, out_, d_o_, o_;
 };
 
 Reference backward(const Context& c, unsigned threads) {
@@ -500,13 +543,19 @@ double relative_error(const TensorView& x, const std::vector<double>& reference)
 
 double error_bound(const Problem& problem, std::string_view name) {
   struct Row {
-    std::array<std::string_view, 6> names;
+    std::array<std::string_view, 8> names;
     double bits16, fp32, tf32;
   };
   constexpr Row kRows[] = {
-      {{"o", "final_state", "intermediate_states", "state", "checkpoints"}, 5e-3, 1e-5, 1e-3},
+      {{"o", "o_raw", "final_state", "intermediate_states", "state", "checkpoints"},
+       5e-3,
+       1e-5,
+       1e-3},
       {{"dq", "dk", "dv", "dinitial_state"}, 8e-3, 2e-5, 2e-3},
-      {{"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias"}, 2e-2, 5e-5, 4e-3},
+      {{"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias", "dnorm_weight", "dnorm_gate"},
+       2e-2,
+       5e-5,
+       4e-3},
   };
   for (const Row& row : kRows) {
     if (name.empty() || std::find(row.names.begin(), row.names.end(), name) == row.names.end())

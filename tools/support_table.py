@@ -16,9 +16,10 @@ import sys
 
 # What shares a bound (runtime/SPECIFICATION.md, section 5), by pass.
 COLUMNS = (
-    ("forward", ("forward", {"o", "final_state", "intermediate_states"})),
+    ("forward", ("forward", {"o", "o_raw", "final_state", "intermediate_states"})),
     ("backward: q k v", ("backward", {"dq", "dk", "dv", "dinitial_state"})),
-    ("backward: gates", ("backward", {"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias"})),
+    ("backward: gates", ("backward", {"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias",
+                                      "dnorm_weight", "dnorm_gate"})),
     ("recurrent", ("recurrent", {"o", "final_state", "state"})),
 )
 
@@ -48,7 +49,7 @@ KINDS = (
     ("output_state_index", "null_slot_zero", "has_initial_state"),
     ("checkpoint_every", "checkpoint_offsets", "fp32_checkpoints"),
     ("index_columns", "intermediate_rows", "parent", "disable_state_update"),
-    ("output_norm silu", "output_norm sigmoid"),
+    ("output_norm silu", "output_norm sigmoid", "keep_output"),
 )
 
 

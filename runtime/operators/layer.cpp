@@ -19,23 +19,32 @@ void rename_all(std::vector<StageUse>& uses, const std::string& name, const std:
 }  // namespace
 
 TensorRules layer_tensors() {
+  using enum TensorRole;
+  using enum Quantity;
+  const Dims weight{TensorDim::V}, each{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V};
   const auto with_norm = [](const Problem& p) { return p.output_norm.has_value(); };
+  const auto with_gradient = [](const Problem& p) { return in_backward(p) && p.output_norm; };
+  const auto with_rows = [](const Problem& p) {
+    return p.output_norm && (in_backward(p) || p.keep_output);
+  };
   return {
-      {"norm_weight", TensorRole::input, Quantity::values, {TensorDim::V}, always_fp32, with_norm},
-      {"norm_gate",
-       TensorRole::input,
-       Quantity::values,
-       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V},
-       dtype_of_rows,
-       with_norm,
-       kStrided},
+      {"norm_weight", input, values, weight, always_fp32, with_norm},
+      {"norm_gate", input, values, each, dtype_of_rows, with_norm, kStrided},
+      {"o_raw", kept, values, each, dtype_of_rows, with_rows},
+      {"dnorm_weight", output, computed, weight, always_fp32, with_gradient},
+      {"dnorm_gate", output, computed, each, dtype_of_rows, with_gradient, kStrided},
   };
 }
 
 void add_layer_stages(const Problem& p, std::vector<StageUse>& uses) {
-  if (p.pass != Pass::forward || !p.output_norm) return;
-  rename_all(uses, "o", "o_raw");
-  uses.push_back({&stages::output_norm, {}, {}});
+  if (!p.output_norm) return;
+  if (p.pass == Pass::forward) {
+    rename_all(uses, "o", "o_raw");
+    uses.push_back({&stages::output_norm, {}, {}});
+  } else if (p.pass == Pass::backward) {
+    uses.insert(uses.begin(), {&stages::output_norm_bwd, {{"do_raw", "do"}}, {}});
+    uses.push_back({&stages::layer_sum, {}, {}});
+  }
 }
 
 }  // namespace wyvern

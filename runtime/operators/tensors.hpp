@@ -48,7 +48,7 @@ struct Dims {
 
 enum class TensorRole : std::uint8_t {
   input,
-  kept,     ///< of disable_recompute: the forward pass writes it, the backward pass reads it
+  kept,     ///< the forward pass may write it, the backward pass reads it
   output,   ///< gradients too
   updated,  ///< read and written
   inside,   ///< an output of the forward pass; the recurrent pass writes some of its rows
@@ -58,7 +58,7 @@ enum class TensorRole : std::uint8_t {
 /// tuner's, the command's, the tests') has its own distribution for each.
 enum class Quantity : std::uint8_t {
   directions,      ///< rows of q or k: of length 1 unless use_qk_l2norm makes them so
-  values,          ///< about normal: v, do
+  values,          ///< about normal: v, do, o_raw
   rates,           ///< in (0, 1), or logits with use_beta_sigmoid: beta, erase, write
   gates,           ///< natural-log decay, or the raw gate input with use_gate_in_kernel
   gate_rates,      ///< A_log

@@ -20,20 +20,3 @@ struct SharedLayout {
 };
 
 }  // namespace wyvern::cumsum
-
-namespace wyvern::gate_param_sum {
-
-/// BC sums of each warp.
-template <class S>
-struct SharedLayout {
-  cuda::ArrayPlace totals;
-  int bytes;
-
-  constexpr explicit SharedLayout(const S& s) {
-    cuda::LayoutBuilder at;
-    totals = at.array(s.num_warps * s.BC);
-    bytes = at.bytes;
-  }
-};
-
-}  // namespace wyvern::gate_param_sum

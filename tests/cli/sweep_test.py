@@ -34,8 +34,9 @@ def options_of(op):
     drafts, norms = set(), {"output_norm silu", "output_norm sigmoid"}
     if op not in ("gated_delta_product", "gdn2"):
         drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update"}
-    return {"forward": chunked | serving | checkpoints | norms | {"return_intermediate_states"},
-            "backward": chunked,
+    return {"forward": chunked | serving | checkpoints | norms
+                       | {"keep_output", "return_intermediate_states"},
+            "backward": chunked | norms,
             "recurrent": shared | serving | drafts | norms}
 
 
@@ -107,7 +108,8 @@ class Sweep(Case):
                 self.assertTrue(document["verified"])
                 quantities = {(r["pass"], r["quantity"]) for r in document["rows"]}
                 wanted = {("forward", "o"), ("forward", "final_state"), ("backward", "dq"),
-                          ("backward", "dinitial_state"), ("recurrent", "state")}
+                          ("backward", "dinitial_state"), ("backward", "dnorm_weight"),
+                          ("backward", "dnorm_gate"), ("recurrent", "state")}
                 if op != "delta_rule":
                     wanted |= {("backward", "dg"), ("backward", "dA_log"),
                                ("backward", "ddt_bias")}

@@ -85,8 +85,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
     p.parent = p.intermediate_rows && !p.output_final_state &&
                p.disable_state_update == p.inplace_state && flag();
   }
-  if (p.pass != Pass::backward && flag())
-    p.output_norm = flag() ? Activation::silu : Activation::sigmoid;
+  if (flag()) p.output_norm = flag() ? Activation::silu : Activation::sigmoid;
   if (p.inplace_state && definition_of(p).facts().beta && !definition_of(p).facts().householder &&
       !p.intermediate_rows && !t.needs.wgmma && flag())
     p.state_dtype = flag() ? DType::float8_e4m3 : DType::float8_e5m2;
@@ -209,7 +208,7 @@ void expect_launchable(const CompileRequest& request, const Resources& resources
   Extents extents;
   extents.B = extents.N = 1;
   extents.T = 1024;
-  extents.NT = extents.NS = 64;
+  extents.NT = extents.NS = extents.P = 64;
   const Geometry geometry = request.source_template->geometry(
       Spec(request.constants, request.config), extents, request.target.limits);
   EXPECT_LE(geometry.shared_bytes + resources.shared_bytes, request.target.limits.shared_bytes);

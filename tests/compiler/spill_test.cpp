@@ -317,21 +317,22 @@ TEST_F(Spills, BackwardPassOfAGateAChannelHasNoneButChunks) {
     }
 }
 
-TEST_F(Spills, OutputNormHasNone) {
-  const Template& t = *find_template("output_norm.portable");
-  for (const DType dtype : {DType::bf16, DType::fp32})
-    for (const std::int64_t V : {60, 128, 512, 1300}) {
-      Problem p = problem(90, 1, 3, 64, V);
-      p.dtype = p.beta_dtype = dtype;
-      p.output_norm = Activation::silu;
-      for (const Config& config : space(t, problem_constants(p), kHopper))
-        for (const char* arch : {"sm_80", "sm_90a"}) {
-          const Resources resources =
-              compile({&t, problem_constants(p), config, cuda_target(arch)}).resources;
-          EXPECT_EQ(resources.spill_bytes, 0) << V << ' ' << config.to_string();
-          EXPECT_EQ(resources.stack_bytes, 0) << V << ' ' << config.to_string();
-        }
-    }
+TEST_F(Spills, OutputNormAndItsGradientsHaveNone) {
+  for (const char* const id : {"output_norm.portable", "output_norm_bwd.portable"})
+    for (const DType dtype : {DType::bf16, DType::fp32})
+      for (const std::int64_t V : {60, 128, 512, 1300}) {
+        const Template& t = *find_template(id);
+        Problem p = problem(90, 1, 3, 64, V);
+        p.dtype = p.beta_dtype = dtype;
+        p.output_norm = Activation::silu;
+        for (const Config& config : space(t, problem_constants(p), kHopper))
+          for (const char* arch : {"sm_80", "sm_90a"}) {
+            const Resources resources =
+                compile({&t, problem_constants(p), config, cuda_target(arch)}).resources;
+            EXPECT_EQ(resources.spill_bytes, 0) << id << V << ' ' << config.to_string();
+            EXPECT_EQ(resources.stack_bytes, 0) << id << V << ' ' << config.to_string();
+          }
+      }
 }
 
 }  // namespace

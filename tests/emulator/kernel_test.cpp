@@ -91,22 +91,26 @@ TEST_F(Kernel, SegmentsWhereFewChannelsLast) {
       }
 }
 
-/// Rows of o that fill a lane's vectors, miss them, are held by a whole warp, and are too long to
-/// be held.
+/// Rows of o, and of their gradients, that fill a lane's vectors, miss them, are held by a whole
+/// warp, and are too long to be held; parts of a gradient's rows that are whole, and the last ones.
 TEST_F(Kernel, OutputNorm) {
-  const Template& t = *find_template("output_norm.portable");
   std::uint64_t seed = 60;
-  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
-    for (const std::int64_t V : {1, 60, 128, 300, 512, 1300}) {
-      Problem p = problem(2, 19, 1, 3, 16, V);
-      p.dtype = p.beta_dtype = dtype;
-      p.output_norm = seed % 2 == 0 ? Activation::silu : Activation::sigmoid;
-      const StageData data = make_stage_data(p, 64, Gate::typical, seed, {}, &t);
-      const std::vector<Config> configs =
-          space(t, problem_constants(p), limits(), Precision::tf32, {});
-      ASSERT_FALSE(configs.empty());
-      expect_correct(t, configs[seed++ % configs.size()], data);
-    }
+  for (const char* const id :
+       {"output_norm.portable", "output_norm_bwd.portable", "layer_sum.portable"})
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+      for (const std::int64_t V : {1, 60, 128, 256, 300, 512, 1300}) {
+        const Template& t = *find_template(id);
+        const bool forward = t.name == "output_norm", whole = seed % 2 == 0;
+        Problem p = problem(2, forward || !whole ? 19 : 64, 1, whole && !forward ? 4 : 3, 16, V);
+        p.pass = forward ? Pass::forward : Pass::backward;
+        p.dtype = p.beta_dtype = dtype;
+        p.output_norm = seed % 3 == 0 ? Activation::silu : Activation::sigmoid;
+        const StageData data = make_stage_data(p, 64, Gate::typical, seed, {}, &t);
+        const std::vector<Config> configs =
+            space(t, problem_constants(p), limits(), Precision::tf32, {});
+        ASSERT_FALSE(configs.empty());
+        expect_correct(t, configs[seed++ % configs.size()], data);
+      }
 }
 
 constexpr std::string_view kWalks[] = {"kda_fwd_h_o.hopper", "fwd_h_segment.hopper",

@@ -478,6 +478,17 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedDrafts,
 class EmulatedNorms : public EmulatedOperator,
                       public ::testing::WithParamInterface<std::string_view> {};
 
+/// The gradients, by any kernel, with empty sequences.
+TEST_P(EmulatedNorms, HaveGradients) {
+  Problem p = base({std::string(GetParam()), Pass::backward});
+  p.H = 1, p.HV = 2, p.K = p.V = 64;
+  p.output_norm = Activation::silu;
+  p.initial_state = p.packed = true;
+  const OperatorData data = make_data(p, Gate::mixed, 45, {5, 70, 1, 0, 64, 3, 0, 30});
+  for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+    check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+}
+
 /// By any kernel, with null sequences.
 TEST_P(EmulatedNorms, AreOfEveryOperator) {
   for (const Pass pass : {Pass::forward, Pass::recurrent}) {

@@ -375,8 +375,16 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) {
          decode(p), p.T = 3, p.parent = p.output_final_state = true, p.intermediate_rows = 2;
        }},
-      {"output_norm is sigmoid .. absent for the backward",
-       [](Problem& p) { p.pass = Pass::backward, p.output_norm = Activation::sigmoid; }},
+      {"keep_output is true .. false for the backward",
+       [](Problem& p) {
+         p.pass = Pass::backward, p.output_norm = Activation::sigmoid, p.keep_output = true;
+       }},
+      {"keep_output is true .. inplace_state",
+       [=](Problem& p) { inplace(p), p.output_norm = Activation::silu, p.keep_output = true; }},
+      {"keep_output is true .. checkpoints",
+       [](Problem& p) {
+         p.checkpoint_every = 64, p.output_norm = Activation::silu, p.keep_output = true;
+       }},
       {"norm_eps is 0 .. finite and above 0",
        [=](Problem& p) { decode(p), p.output_norm = Activation::silu, p.norm_eps = 0.0F; }},
       {"norm_eps is inf .. finite and above 0",
@@ -476,13 +484,13 @@ class BadTensor : public OperatorTest, public ::testing::WithParamInterface<Tens
     p.packed = true;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
     p.disable_recompute = p.initial_state = which.pass == Pass::backward;
+    p.output_norm = Activation::silu;
     if (which.pass == Pass::backward) return p;
     p.state_index = p.inplace_state = true, p.state_slots = 3;
     p.output_state_index = p.has_initial_state = true;
     p.output_final_state = false;
     const OperatorFacts& facts = definition_of(p).facts();
     p.checkpoint_offsets = p.pass == Pass::forward && !facts.householder;
-    p.output_norm = Activation::silu;
     if (p.pass != Pass::recurrent || facts.householder || !facts.beta) return p;
     p.output_state_index = false;
     p.index_columns = 4, p.intermediate_rows = 3, p.draft_tokens = 2;

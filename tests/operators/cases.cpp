@@ -472,7 +472,7 @@ void add_drafts(Cases& cases) {
   });
 }
 
-/// Rows of o normalized and gated, of null sequences and null tokens too.
+/// Rows of o normalized and gated, of null sequences and null tokens too, and gradients of that.
 void add_output_norms(Cases& cases, const Problem& base) {
   const auto norm = [](Problem& p) { p.output_norm = Activation::silu; };
   const auto pool = [=](Problem& p) {
@@ -495,9 +495,14 @@ void add_output_norms(Cases& cases, const Problem& base) {
               norm(p), states(p), p.packed = p.use_qk_l2norm = p.state_v_first = true, p.V = 40;
               p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
             },
-            Gate::mixed, {1, 0, base.pass == Pass::forward ? 70 : 3, 8, 0});
+            Gate::mixed, {1, 0, base.pass == Pass::recurrent ? 3 : 70, 8, 0});
   cases.add("NormNoTokens", [=](Problem& p) { norm(p), states(p), p.T = 0; });
+  if (base.pass == Pass::backward) {
+    cases.add("NormKept", [=](Problem& p) { norm(p), p.disable_recompute = true, p.V = 48; });
+    return;
+  }
   if (base.pass == Pass::forward) {
+    cases.add("NormKept", [=](Problem& p) { norm(p), p.keep_output = true, p.V = 48; });
     cases.add("NormPool", [=](Problem& p) { pool(p), p.T = 40; }, Gate::mixed);
     cases.add("NormStates", [=](Problem& p) {
       norm(p), p.return_intermediate_states = p.state_v_first = true, p.V = 48;
@@ -612,16 +617,17 @@ std::vector<OperatorData> outputs_of_any_size(Problem problem) {
   problem.output_norm = Activation::silu;
   problem.initial_state = true;
   std::vector<OperatorData> all;
+  const bool backward = problem.pass == Pass::backward;
   // A forward pass stores o before it is normalized, in fp16 with what that has of range.
-  const bool stored = problem.pass == Pass::forward && problem.dtype == DType::fp16;
+  const bool stored = problem.pass != Pass::recurrent && problem.dtype == DType::fp16;
   for (const double size : {stored ? 1e-3 : 1e-6, 1.0, stored ? 1e4 : 1e6}) {
     OperatorData data = make_data(problem, Gate::typical, 8);
     const auto scale = [&](std::string_view name, double factor) {
       HostTensor& tensor = data.tensors.find(name)->second;
       for (std::int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, tensor.at(i) * factor);
     };
-    scale("initial_state", size);
-    scale("v", std::min(size, 1.0));
+    scale(backward ? "o_raw" : "initial_state", size);
+    if (!backward) scale("v", std::min(size, 1.0));
     all.push_back(std::move(data));
   }
   return all;
@@ -699,7 +705,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_gates(cases);
   add_options(cases);
   if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
-  if (which.pass != Pass::backward) add_output_norms(cases, base(which));
+  add_output_norms(cases, base(which));
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
@@ -790,10 +796,9 @@ void draw_states(Draw& draw, Problem& p) {
     p.has_initial_state = p.inplace_state && draw.flip();
   }
   if (recurrent && takes_drafts(p)) draw_drafts(draw, p);
-  if (p.pass != Pass::backward) {
-    if (draw.rarely()) p.output_norm = draw.flip() ? Activation::silu : Activation::sigmoid;
-    if (p.output_norm && draw.flip()) p.norm_eps = 1e-5F;
-  }
+  if (draw.rarely()) p.output_norm = draw.flip() ? Activation::silu : Activation::sigmoid;
+  if (p.output_norm && draw.flip()) p.norm_eps = 1e-5F;
+  p.keep_output = p.pass == Pass::forward && p.output_norm && !p.inplace_state && draw.flip();
   if (p.inplace_state && takes_drafts(p) && !p.intermediate_rows && draw.rarely())
     p.state_dtype = draw.flip() ? DType::float8_e4m3 : DType::float8_e5m2;
   if (recurrent) return;
@@ -804,6 +809,7 @@ void draw_states(Draw& draw, Problem& p) {
     if (!p.checkpoint_offsets) p.checkpoint_every = 64;
     if (!p.checkpoint_offsets && draw.flip()) p.checkpoint_rows = draw.below(4);
     p.fp32_checkpoints = draw.flip();
+    p.keep_output = false;
     return;
   }
   p.disable_recompute = !p.inplace_state && draw.rarely();

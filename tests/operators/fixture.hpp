@@ -105,8 +105,8 @@ OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Len
 /// holds: where decays erase all, bounded gates are steps, and what is finite must stay so.
 std::vector<OperatorData> saturated_gates(Problem problem);
 
-/// Inputs of a problem with the norm of o whose o is very small, of usual size, and very large: for
-/// fp16 nothing beside its least numbers and beyond its largest, where the pass does not store it.
+/// Inputs of a problem with the norm of o for which o before the norm is very small, of usual size,
+/// and very large: beyond the range of fp16 unless the pass stores o in fp16.
 std::vector<OperatorData> outputs_of_any_size(Problem problem);
 
 /// An operator and a pass, as a test's name has them: "kda_backward".

@@ -43,10 +43,12 @@ class OperatorPromise : public OperatorTest, public ::testing::WithParamInterfac
   const OperatorPass& which() const { return GetParam().which; }
   bool recurrent() const { return which().pass == Pass::recurrent; }
 
-  /// Packed, with every option that takes part in a sum over tokens or heads.
-  OperatorData rich_data(std::uint64_t seed) {
+  /// Packed, with every option that takes part in a sum over tokens or heads; `normalized`: of a
+  /// backward pass that of the norm too, in place of whose `do` its operator reads another.
+  OperatorData rich_data(std::uint64_t seed, bool normalized = false) {
     Problem p = base(which());
     p.packed = p.initial_state = p.use_qk_l2norm = true;
+    if (normalized && p.pass == Pass::backward) p.output_norm = Activation::silu;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
     return make_data(p, Gate::typical, seed,
                      recurrent() ? Lengths{1, 8, 0, 3} : Lengths{150, 0, 33, 200});
@@ -56,13 +58,13 @@ class OperatorPromise : public OperatorTest, public ::testing::WithParamInterfac
 TEST_P(OperatorPromise, BitwiseRepeat) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
   constexpr int kRuns = 20;
-  const OperatorData data = rich_data(31);
+  const OperatorData data = rich_data(31, /*normalized=*/true);
   run_operator(device(), prepare(data.problem), data, Guards::bands, {}, kRuns);
 }
 
 TEST_P(OperatorPromise, ReplaysFromACapture) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
-  const OperatorData data = rich_data(14);
+  const OperatorData data = rich_data(14, /*normalized=*/true);
   const Operator op = prepare(data.problem);
   const HostTensors direct = run_operator(device(), op, data);
   expect_same(run_operator(device(), op, data, Guards::bands, replayed(device(), op)), direct);
@@ -167,6 +169,10 @@ TEST_P(OperatorPromise, TakesStridedRows) {
   p.B = p.N = 3, p.T = recurrent() ? 1 : 70;
   const OperatorData other = make_data(p, Gate::typical, 20);
   check_strided_rows(prepare(other.problem), other);
+  if (p.pass != Pass::backward) return;
+  p.output_norm = Activation::sigmoid;
+  const OperatorData normalized = make_data(p, Gate::typical, 21);
+  check_strided_rows(prepare(normalized.problem), normalized);
 }
 
 /// Whatever the templates of a plan.

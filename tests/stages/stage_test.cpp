@@ -79,7 +79,8 @@ Pass pass_of(const Template& t) {
     const std::string_view stage = cover.stage->name;
     if (stage.ends_with("recurrent")) return Pass::recurrent;
     if (stage.find("bwd") != std::string_view::npos || stage == "head_sum" ||
-        stage == "gate_param_sum" || stage == "chunk_local_reverse_cumsum" || is_backward_pass(t))
+        stage == "gate_param_sum" || stage == "layer_sum" ||
+        stage == "chunk_local_reverse_cumsum" || is_backward_pass(t))
       return Pass::backward;
   }
   return Pass::forward;
@@ -112,7 +113,8 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
   p.has_A_log = !p.lower_bound || bit(0) || !bit(1);
-  if ((p.pass == Pass::recurrent && bit(1)) || covers_any("output_norm"))
+  if ((p.pass == Pass::recurrent && bit(1)) ||
+      covers_any("output_norm", "output_norm_bwd", "layer_sum"))
     p.output_norm = bit(2) ? Activation::silu : Activation::sigmoid;
 }
 

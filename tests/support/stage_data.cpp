@@ -184,7 +184,7 @@ class Chain {
     store("h_v_first", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
     if (needs({"o"})) run(vector() ? "kda_fwd_o" : "fwd_o");
     store("o", p_.dtype, heads(p_.HV, p_.V));
-    if (p_.output_norm && needs({"o_raw"})) output_norm();
+    if (p_.output_norm && p_.pass == Pass::forward && needs({"o_raw"})) output_norm();
   }
 
   /// Gates of null sequences, whose rows are 0, are nobody's.
@@ -195,6 +195,26 @@ class Chain {
       if (rows.at(i) == 0) gate.set(i, std::numeric_limits<double>::quiet_NaN());
     add("o_raw", rows);
     add("norm_gate", gate);
+  }
+
+  /// Gradients that much smaller than rows are normalized by make all rows count alike.
+  void output_norm_gradients() {
+    const HostTensor rows = rows_of_many_lengths(p_.HV, p_.V);
+    HostTensor dy = out_.tensors.at("do");
+    for (std::int64_t row = 0; row < rows.elements(); row += p_.V) {
+      double mean = 0;
+      for (std::int64_t i = row; i < row + p_.V; ++i)
+        mean += rows.at(i) * rows.at(i) / static_cast<double>(p_.V);
+      const double length = std::sqrt(mean + double{norm_eps_of(p_)});
+      for (std::int64_t i = row; i < row + p_.V; ++i) dy.set(i, dy.at(i) * length);
+    }
+    add("o_raw", rows);
+    add("do", dy);
+    run("output_norm_bwd");
+    for (const char* name : {"do_raw", "dnorm_gate"}) store(name, p_.dtype, heads(p_.HV, p_.V));
+    store("dnorm_weight_part", DType::fp32, {(p_.B * p_.T * p_.HV + 255) / 256, p_.V});
+    run("layer_sum");
+    store("dnorm_weight", DType::fp32, {p_.V});
   }
 
   void segments() {
@@ -214,6 +234,8 @@ class Chain {
   }
 
   void backward() {
+    if (p_.output_norm && needs({"do_raw", "dnorm_gate", "dnorm_weight_part", "dnorm_weight"}))
+      output_norm_gradients();
     run(vector() ? "kda_bwd_dv_local" : "bwd_dv_local");
     store("dv_local", p_.dtype, heads(p_.HV, p_.V));
     if (needs({"segment_dM", "segment_dR", "segment_dstate"})) segment_gradients();
@@ -430,7 +452,9 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "step_seqlens") return p.packed;
   if (stage == "chunk_index") return p.packed;
   if (stage == "transpose_states") return p.return_intermediate_states;
-  if (stage == "output_norm") return p.output_norm.has_value();
+  if (stage == "output_norm") return p.output_norm && p.pass == Pass::forward;
+  if (stage == "output_norm_bwd" || stage == "layer_sum")
+    return p.output_norm && p.pass == Pass::backward;
   if (stage == "gate" || stage == "gate_bwd") return in_kernel && kind == GateKind::scalar;
   if (stage == "kda_gate" || stage == "kda_gate_bwd") return in_kernel && kind == GateKind::vector;
   if (stage == "gate_param_sum") return in_kernel;
@@ -646,32 +670,25 @@ namespace {
 enum class Row : std::uint8_t { forward, gradient, gate_gradient };
 
 Row row_of(std::string_view output) {
-  for (const std::string_view name :
-       {"dG", "dG_qk", "dGk", "dGk_inter", "dg", "dg_raw", "dg_given", "dbeta", "derase", "dwrite",
-        "dbeta_inter", "derase_inter", "dA_log", "ddt_bias", "dA_part", "dbias_part", "dA_chunk",
-        "dbias_chunk"})
+  for (const std::string_view name : {"dG",         "dG_qk",        "dGk",
+                                      "dGk_inter",  "dg",           "dg_raw",
+                                      "dg_given",   "dbeta",        "derase",
+                                      "dwrite",     "dbeta_inter",  "derase_inter",
+                                      "dA_log",     "ddt_bias",     "dA_part",
+                                      "dbias_part", "dA_chunk",     "dbias_chunk",
+                                      "dnorm_gate", "dnorm_weight", "dnorm_weight_part"})
     if (output == name) return Row::gate_gradient;
-  for (const std::string_view name : {"dq",
-                                      "dk",
-                                      "dq_given",
-                                      "dk_given",
-                                      "dv",
-                                      "du",
-                                      "dh",
-                                      "dstates",
-                                      "dv_local",
-                                      "dw",
-                                      "dinitial_state",
-                                      "dk_qk",
-                                      "dq_inter",
-                                      "dk_inter",
-                                      "dAqk",
-                                      "dA",
-                                      "dy",
-                                      "dx",
-                                      "segment_dR",
-                                      "share_dR",
-                                      "segment_dstate"})
+  for (const std::string_view name : {"dq",       "dk",
+                                      "dq_given", "dk_given",
+                                      "dv",       "du",
+                                      "dh",       "dstates",
+                                      "dv_local", "dw",
+                                      "do_raw",   "dinitial_state",
+                                      "dk_qk",    "dq_inter",
+                                      "dk_inter", "dAqk",
+                                      "dA",       "dy",
+                                      "dx",       "segment_dR",
+                                      "share_dR", "segment_dstate"})
     if (output == name) return Row::gradient;
   return Row::forward;
 }
@@ -679,8 +696,9 @@ Row row_of(std::string_view output) {
 /// Whether an fp32 output of a 16-bit problem comes from sums and functions in fp32 alone.
 bool is_computed_in_fp32(const StageData& data, std::string_view output) {
   if (output == "A") return gate_kind(data.problem) != GateKind::vector;
-  for (const std::string_view name : {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part",
-                                      "dbias_part", "dA_log", "ddt_bias", "range_states"})
+  for (const std::string_view name :
+       {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part", "dbias_part", "dA_log", "ddt_bias",
+        "range_states", "dnorm_weight", "dnorm_weight_part"})
     if (output == name) return true;
   return false;
 }

@@ -1,4 +1,5 @@
-// Reference of the decode stage: the recurrence of runtime/SPECIFICATION.md, section 2, by tokens.
+// References of the decode stage, the recurrence of runtime/SPECIFICATION.md, section 2, by tokens,
+// and of the norm of o.
 #include <cmath>
 
 #include "tests/support/stage_inputs.hpp"
@@ -136,10 +137,48 @@ void output_norm(const StageContext& c, TensorMap& t) {
   t["o"] = o;
 }
 
+/// The gradients of rows o_raw, of their gates, and of the weight by parts of 256 rows.
+void output_norm_bwd(const StageContext& c, TensorMap& t) {
+  const Vector &dy = t.at("do"), &o = t.at("o_raw"), &gate = t.at("norm_gate");
+  const Vector& weight = t.at("norm_weight");
+  const std::size_t V = weight.size(), rows = o.size() / V;
+  Vector d_o(o.size()), d_gate(o.size()), parts((rows + 255) / 256 * V);
+  for (std::size_t row = 0; row < rows; ++row) {
+    const std::size_t start = row * V;
+    const double mean = dot(&o[start], &o[start], c.dims.V) / static_cast<double>(V);
+    const double rstd = 1 / std::sqrt(mean + c.norm_eps);
+    double along = 0;
+    for (std::size_t j = 0; j < V; ++j) {
+      const double z = gate[start + j], open = 1 / (1 + std::exp(-z));
+      const double x = rstd * o[start + j], d = dy[start + j] * (c.norm_silu ? z : 1) * open;
+      const double slope = open * (1 - open) * (c.norm_silu ? z : 1) + (c.norm_silu ? open : 0);
+      d_gate[start + j] = dy[start + j] * weight[j] * x * slope;
+      parts[row / 256 * V + j] += d * x;
+      d_o[start + j] = d * weight[j];
+      along += d_o[start + j] * x / static_cast<double>(V);
+    }
+    for (std::size_t j = 0; j < V; ++j)
+      d_o[start + j] = rstd * (d_o[start + j] - rstd * o[start + j] * along);
+  }
+  t["do_raw"] = d_o;
+  t["dnorm_gate"] = d_gate;
+  t["dnorm_weight_part"] = parts;
+}
+
+void layer_sum(const StageContext& c, TensorMap& t) {
+  const Vector& parts = t.at("dnorm_weight_part");
+  Vector sums(size(c.dims.V));
+  for (std::size_t i = 0; i < parts.size(); ++i) sums[i % sums.size()] += parts[i];
+  t["dnorm_weight"] = sums;
+}
+
 }  // namespace
 
 const StageReferences& recurrent_references() {
-  static const StageReferences references{{"recurrent", recurrent}, {"output_norm", output_norm}};
+  static const StageReferences references{{"recurrent", recurrent},
+                                          {"output_norm", output_norm},
+                                          {"output_norm_bwd", output_norm_bwd},
+                                          {"layer_sum", layer_sum}};
   return references;
 }
 

@@ -201,22 +201,22 @@ void add_checkpoint_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
-/// Rows of o normalized, of null sequences too.
+/// Rows of o normalized, of null sequences too; kept, and gradients of that.
 void add_norm_cases(const Problem& base, std::vector<Case>& cases) {
-  if (base.pass == Pass::backward) return;
   for (const Activation gate : {Activation::silu, Activation::sigmoid}) {
     Case c{{base, {}}};
     Problem& p = c.selection.problem;
     size(p, 1, 0, 1, 2, 64, gate == Activation::silu ? 128 : 60);
-    if (base.pass == Pass::forward)
-      pack(c, {70, 0, 33, 130});
-    else
+    if (base.pass == Pass::recurrent)
       pack(c, {2, 0, 5, 1});
-    if (gate == Activation::silu) {
+    else
+      pack(c, {70, 0, 33, 130});
+    if (gate == Activation::silu && base.pass != Pass::backward) {
       p.inplace_state = p.state_index = p.null_slot_zero = true;
       p.state_slots = 6;
     } else {
       states(p);
+      p.keep_output = base.pass == Pass::forward;
     }
     p.output_norm = gate;
     cases.push_back(std::move(c));
@@ -364,8 +364,7 @@ Case random_case(const Problem& base, Draw& draw) {
     p.allow_neg_eigval = p.use_beta_sigmoid && draw.chance(2);
   }
   if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
-  if (p.pass != Pass::backward && draw.chance(4))
-    p.output_norm = draw.chance(2) ? Activation::silu : Activation::sigmoid;
+  if (draw.chance(4)) p.output_norm = draw.chance(2) ? Activation::silu : Activation::sigmoid;
   if (p.pass == Pass::recurrent) return c;
   if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});
   if (p.pass == Pass::forward && !facts_of(p).householder && draw.chance(3)) {
@@ -374,6 +373,7 @@ Case random_case(const Problem& base, Draw& draw) {
     return c;
   }
   if (p.inplace_state) return c;
+  p.keep_output = p.pass == Pass::forward && p.output_norm && draw.chance(2);
   p.disable_recompute = draw.chance(3);
   p.return_intermediate_states = p.pass == Pass::forward && !p.disable_recompute && draw.chance(3);
   return c;
@@ -513,6 +513,7 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.parent, "parent");
   add(p.disable_state_update, "disable_state_update");
   if (p.output_norm) add(true, fmt::format("output_norm {}", to_string(*p.output_norm)));
+  add(p.keep_output, "keep_output");
   return options;
 }
 

@@ -120,11 +120,13 @@ struct Problem {
   bool parent = false;                ///< `parent` is given: drafts are a tree
   bool disable_state_update = false;  ///< `state` is read only
 
-  // The forward and the recurrent pass.
+  // Of the layer around the operator, in every pass.
   /// Normalizes and gates each value head's row of o by the inputs norm_weight and norm_gate:
   /// o <- o rsqrt(mean(o^2) + norm_eps) norm_weight output_norm(norm_gate).
+  /// Backward: `do` is the gradient of o behind the norm, and o_raw, what the norm took, is given.
   std::optional<Activation> output_norm;
   std::optional<float> norm_eps;  ///< finite, above 0; default 1e-6
+  bool keep_output = false;       ///< forward, with output_norm: o before the norm is written too
 
   // The forward pass only: states inside sequences (SPECIFICATION.md, section 9).
   /// Writes the state after every checkpoint_every tokens of each sequence, a multiple of 64; 0:

@@ -19,11 +19,11 @@ using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 
 /// Carries out the problem's pass token by token in float64 on host tensors (already rounded to
 /// their dtypes): the recurrence that Problem states, or its adjoint. The tensors that
-/// disable_recompute keeps are neither written nor read. `host.state` is the pool as it was before
-/// the launch; a float8 `state` is returned in units of state_scale, clamped to the dtype's largest
-/// number but not rounded. Runs on up to `threads` threads (0: all cores), one (sequence, value
-/// head) per task; their number does not change the result. Throws Error(kBadInput) that names a
-/// missing input or one of a wrong size.
+/// disable_recompute keeps are neither written nor read; o_raw is. `host.state` is the pool as it
+/// was before the launch; a float8 `state` is returned in units of state_scale, clamped to the
+/// dtype's largest number but not rounded. Runs on up to `threads` threads (0: all cores), one
+/// (sequence, value head) per task; their number does not change the result. Throws
+/// Error(kBadInput) that names a missing input or one of a wrong size.
 [[nodiscard]] Reference reference(const Problem& problem, const Arguments& host,
                                   unsigned threads = 0);
 
@@ -35,10 +35,10 @@ using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 
 /// The bound on the relative error of the output `name`, by the problem's dtypes and precision: o
 /// and states 5e-3 for 16-bit inputs, 1e-5 for fp32 and 1e-3 for fp32 with precision tf32; dq, dk,
-/// dv and dinitial_state 8e-3, 2e-5, 2e-3; dg, dbeta, dA_log and ddt_bias 2e-2, 5e-5, 4e-3. An
-/// output stored in 16 bits has the first bound of its group; a float8 `state` has that bound plus
-/// the type's own rounding, 2^-3 / sqrt(12) for e4m3 and 2^-2 / sqrt(12) for e5m2. Throws
-/// Error(kBadInput) for a name that is no output.
+/// dv and dinitial_state 8e-3, 2e-5, 2e-3; dg, dbeta, dA_log, ddt_bias, dnorm_weight and dnorm_gate
+/// 2e-2, 5e-5, 4e-3. An output stored in 16 bits has the first bound of its group; a float8 `state`
+/// has that bound plus the type's own rounding, 2^-3 / sqrt(12) for e4m3 and 2^-2 / sqrt(12) for
+/// e5m2. Throws Error(kBadInput) for a name that is no output.
 [[nodiscard]] double error_bound(const Problem& problem, std::string_view name);
 
 }  // namespace wyvern WYVERN_API

@@ -108,7 +108,7 @@ using ShownName = const char* (*)(const char* name);
 /// The tensors of a launch, named as in runtime/SPECIFICATION.md. A default-constructed view is an
 /// absent tensor; tensor_specs() says which must be present. All pointers are on the operator's
 /// device and stay valid until the work is done. A tensor that a launch writes (an output, `state`,
-/// an intermediate of disable_recompute) must not share memory with another tensor or the
+/// an intermediate of disable_recompute, o_raw) must not share memory with another tensor or the
 /// workspace; inputs may share memory. Only `state`, with inplace_state, is updated in place.
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
@@ -171,6 +171,9 @@ struct Arguments {
   TensorView w, qg, kg;  ///< [B,T,HV,K]; qg and kg with a gate per key channel
   TensorView h;          ///< [NT,HV,K,V], the state entering every chunk
   TensorView v_new;      ///< [B,T,HV,V]
+  /// [B,T,HV,V], of the dtype of v: o before the norm of output_norm, rounded. Out in the forward
+  /// pass with keep_output, an input of the backward pass.
+  TensorView o_raw;
 
   /// In and out: the pool of states [state_slots,HV,...] ([N,HV,...] without state_index), with
   /// inplace_state. Slots may be strided (<wyvern/tensor.hpp>).
@@ -188,6 +191,8 @@ struct Arguments {
   TensorView dq, dk, dv, dbeta;   ///< out, each as its input
   TensorView derase, dwrite, dg;  ///< out, each as its input
   TensorView dA_log, ddt_bias;    ///< out, each as its input
+  TensorView dnorm_weight;        ///< out, as its input
+  TensorView dnorm_gate;          ///< out, as its input; rows of tokens may be strided
   TensorView dinitial_state;      ///< out, a state, fp32
 
   /// The tensor of that name ("do" for do_). Throws Error(kBadInput) for an unknown one.

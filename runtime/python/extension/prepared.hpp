@@ -77,7 +77,7 @@ inline constexpr auto kWritten = [] {
                          [](const auto& one) { return one.passing != Passing::beside; });
   return written;
 }();
-/// What disable_recompute keeps for the backward pass.
+/// What is kept for the backward pass.
 inline constexpr auto kKept = names_of(passed<Passing::kept>());
 /// What a forward or recurrent pass gives before what it keeps.
 inline constexpr auto kOutputs = names_of(passed<Passing::output>());
@@ -93,8 +93,8 @@ inline constexpr auto kGradients = [] {
 }();
 
 /// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass without
-/// gradients: one that writes to tensors of the caller (a pool of states, states inside sequences,
-/// o and final states), or that normalizes o.
+/// gradients that writes to tensors of the caller: a pool of states, states inside sequences, o and
+/// final states.
 enum class Operation : std::uint8_t { forward, backward, update };
 
 /// A call as the table sees it.

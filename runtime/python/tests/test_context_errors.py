@@ -81,6 +81,8 @@ def message_of(group: Any, rank: int, device: torch.device, given: Any) -> str:
             options["return_intermediate_states"] = True
         elif what == "out":
             options["out"] = torch.empty_like(tensors["v"])
+        elif what == "norm":
+            options |= {"norm_weight": torch.ones(tensors["v"].shape[3]), "norm_gate": tensors["v"]}
         elif what == "batch":
             tensors = {name: torch.cat([x, x]) for name, x in tensors.items() if name != "initial_state"}
     tensors = {name: x.clone().requires_grad_(gradients) for name, x in tensors.items()}
@@ -122,6 +124,7 @@ REFUSED = {
     "cu_seqlens": "cu_seqlens is given; it must be left out with cp_context",
     "return_intermediate_states": "return_intermediate_states is given; it must be left out",
     "out": "out is given; it must be left out with cp_context",
+    "norm": "norm_gate is given; it must be left out with cp_context",
     "batch": "B is 2; it must be 1 with a cp_context of cu_seqlens",
     "batch_invariant": "batch_invariant is true; with cp_context it needs exchange='ring'",
     "ring": "exchange is 'ring', which is for batch_invariant=True; use 'auto'",

@@ -17,6 +17,7 @@ from wyvern import ops
 SIZES = {"H": 1, "HV": 2, "K": 3, "V": 2}
 GATE = {"use_gate_in_kernel": True, "A_log": torch.tensor([0.1, -0.2])}
 PACKED = {"cu_seqlens": torch.tensor([0, 2, 2, 5]), "cu_seqlens_cpu": torch.tensor([0, 2, 2, 5])}
+NORM = {"norm_weight": torch.tensor([0.7, -1.2]), "norm_gate": torch.linspace(-2, 3, 20).reshape(1, 5, 2, 2)}
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "delta rule": (ops.chunk_delta_rule, {"B": 2}, {"use_qk_l2norm_in_kernel": True}),
     "gated, packed": (
@@ -29,6 +30,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "kda, bound": (ops.chunk_kda, {}, GATE | {"lower_bound": -3.0, "dt_bias": torch.ones(2, 3)}),
     "product": (ops.chunk_gated_delta_product, {"steps": 2}, {}),
     "gdn2": (ops.chunk_gdn2, {}, {}),
+    "norm": (ops.chunk_gated_delta_rule, {}, NORM),
+    "norm of kda, packed": (ops.chunk_kda, {"N": 3}, PACKED | NORM | {"norm_activation": "sigmoid"}),
     "recurrent": (ops.fused_recurrent_gated_delta_rule, {}, {}),
     "recurrent kda": (ops.fused_recurrent_kda, {}, {"use_beta_sigmoid_in_kernel": True}),
 }
@@ -66,6 +69,7 @@ def test_gradcheck(what: str) -> None:
 
 def test_second_derivatives() -> None:
     call = make(ops.chunk_gated_delta_rule, T=2, **SIZES)
+    call.tensors |= {"norm_weight": NORM["norm_weight"], "norm_gate": NORM["norm_gate"][:, :2]}
     assert gradgradcheck(by_position(call), exact(call))
 
 

@@ -1,4 +1,4 @@
-"""The norm of o, in decoding and forward: RMSNorm of each value head's row, weighed and gated."""
+"""The norm of o, in every pass: RMSNorm of each value head's row, weighed and gated."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ CHUNKED = [
     ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda, ops.chunk_gated_delta_product, ops.chunk_gdn2,
 ]  # fmt: skip
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
+GRADIENTS = {torch.float32: (2e-5, 5e-5), torch.bfloat16: (8e-3, 2e-2), torch.float16: (8e-3, 2e-2)}
+OF_ROWS = ("q", "k", "v", "initial_state")  # whose gradients have the first bound
 ACTIVATIONS = {"silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid}
 
 
@@ -144,12 +146,101 @@ def test_compiled(function: Any, device: str) -> None:
     assert error(step({**call.tensors, **call.fixed}), normalized(exact(call)[0], call.fixed) + 1) < 1e-5
 
 
-@pytest.mark.parametrize("function", [ops.fused_recurrent_gdn2, ops.chunk_gdn2])
-def test_gradients_are_refused_by_the_names_of_parameters(function: Any) -> None:
+def trained(function: Callable[..., Any], device: str, dtype: torch.dtype, **sizes: Any) -> Call:
+    """With gradients of everything; the gate is a slice of a wider row."""
+    steps = 2 if function is ops.chunk_gated_delta_product else 1
+    call = make(function, dtype, device, steps=steps, **sizes)
+    (B, T), (HV, V) = call.tensors["q"].shape[:2], call.tensors["v"].shape[2:]
+    gate = torch.randn(B, T, 2, HV, V, device=device).to(dtype)[:, :, 1]
+    call.tensors |= {"norm_weight": torch.randn(V, device=device).requires_grad_(), "norm_gate": gate.requires_grad_()}
+    return call
+
+
+def exact_gradients(call: Call, seeds: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of o and the final state by their gradients, in float64."""
+    exact = {name: x.detach().double().cpu().requires_grad_() for name, x in call.tensors.items()}
+    names = {"b": "erase", "w": "write"}
+    given = {names.get(name, name): x for name, x in exact.items() if not name.startswith("norm_")}
+    o, state = recurrence(**given, **{name: x.cpu() for name, x in call.fixed.items()}, **call.reference)
+    o = normalized(o, exact | {name: x for name, x in call.options.items() if name.startswith("norm_")})
+    return list(torch.autograd.grad([o, state], list(exact.values()), [x.double().cpu() for x in seeds]))
+
+
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("function", CHUNKED)
+def test_gradients(function: Any, dtype: torch.dtype, activation: str, device: str) -> None:
+    """Of a pack with empty sequences for one of the gates."""
+    packed = activation == "silu"
+    call = trained(function, device, dtype, T=80, N=4 if packed else None)
+    call.options |= {"norm_activation": activation, "norm_eps": 1e-3}
+    if packed:
+        call.fixed["cu_seqlens"] = torch.tensor([0, 13, 13, 80, 80], device=device)
+    outputs = call()
+    seeds = [torch.randn_like(x) for x in outputs]
+    gradients = torch.autograd.grad(outputs, call.leaves(), seeds)
+    rows, others = GRADIENTS[dtype]
+    for name, got, wanted in zip(call.tensors, gradients, exact_gradients(call, seeds), strict=True):
+        assert got.dtype is call.tensors[name].dtype, name
+        assert error(got, wanted) < (rows if name in OF_ROWS else others), name
+
+
+@pytest.mark.parametrize("function", CHUNKED)
+def test_gradients_are_the_same_compiled_and_kept(function: Any, device: str) -> None:
+    call = trained(function, device, torch.float32)
+    seeds = [torch.randn_like(x) for x in call()]
+    wanted = torch.autograd.grad(call(), call.leaves(), seeds)
+    torch._dynamo.reset()
+    step = torch.compile(
+        lambda *leaves: call.function(**dict(zip(call.tensors, leaves, strict=True)), **call.options),
+        backend="aot_eager", fullgraph=True,
+    )  # fmt: skip
+    for one, other in zip(torch.autograd.grad(step(*call.leaves()), call.leaves(), seeds), wanted, strict=True):
+        assert torch.equal(one, other)
+    call.options["disable_recompute"] = True
+    for one, other in zip(torch.autograd.grad(call(), call.leaves(), seeds), wanted, strict=True):
+        assert error(one, other.double().cpu()) < 5e-5
+
+
+def test_gradients_of_a_weight_in_the_models_dtype_and_of_samples(device: str) -> None:
+    call = trained(ops.chunk_gated_delta_rule, device, torch.bfloat16)
+    call.tensors["norm_weight"] = call.tensors["norm_weight"].detach().to(torch.bfloat16).requires_grad_()
+    leaves = [x.detach() for x in call.leaves()]
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        return call.function(**dict(zip(call.tensors, given, strict=True)), **call.options)[0].float().sum()
+
+    at = list(call.tensors).index("norm_weight")
+    wanted = torch.autograd.grad(call()[0].float().sum(), call.tensors["norm_weight"])[0]
+    assert wanted.dtype is torch.bfloat16
+    assert torch.equal(torch.func.grad(loss, at)(*leaves), wanted)
+    both = torch.func.vmap(torch.func.grad(loss, at))(*(torch.stack([x, x]) for x in leaves))
+    assert torch.equal(both[0], wanted) and torch.equal(both[1], wanted)
+
+
+@pytest.mark.parametrize("given", ["out", "state", "checkpoints"])
+def test_gradients_are_refused_beside_what_is_written(given: str) -> None:
+    call = trained(ops.chunk_gated_delta_rule, "cpu", torch.float32, states=False)
+    o, _ = call()
+    written = {
+        "out": {"out": torch.empty_like(o)}, "state": {"state": torch.zeros(1, 2, 32, 16)},
+        "checkpoints": {"checkpoints": torch.zeros(1, 2, 32, 16), "checkpoint_every": 64},
+    }[given]  # fmt: skip
+    with pytest.raises(ValueError, match=f"^q requires a gradient; with {given}, .* under torch.no_grad"):
+        call.function(**call.tensors, **written)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_gradients_of_decoding_are_refused(function: Any) -> None:
     call = batch(function, "cpu", torch.float32, B=2, T=3)
-    call.tensors["b"].requires_grad_()
-    with pytest.raises(ValueError, match=r"^b requires a gradient; with norm_gate, .* under torch\.no_grad\(\)$"):
+    last = list(call.tensors)[-2]  # beta, or w
+    call.tensors[last].requires_grad_()
+    with pytest.raises(ValueError, match=rf"^{last} requires a gradient; .* with norm_gate: call the chunk function"):
         call()
+    with pytest.raises(NotImplementedError, match="^norm_gate is given to a fused_recurrent function, which torch.func"):
+        torch.func.grad(lambda x: call.function(**call.tensors | {last: x}, **call.fixed)[0].sum())(
+            call.tensors[last].detach()
+        )
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
@@ -161,10 +252,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
     "integers": ({"norm_gate": torch.ones(2, 3, 2, 16).int()}, TypeError, "norm_gate is torch.int32"),
     "dtype": ({"norm_gate": torch.ones(2, 3, 2, 16).half()}, TypeError, "norm_gate is torch.float16"),
     "list": ({"norm_gate": [1]}, TypeError, "norm_gate is list; it must be a torch.Tensor"),
-    "gradient": (
-        {"norm_gate": torch.ones(2, 3, 2, 16, requires_grad=True)}, ValueError,
-        "norm_gate requires a gradient; with .* under torch.no_grad",
-    ),
 }  # fmt: skip
 
 

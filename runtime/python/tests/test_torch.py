@@ -89,6 +89,7 @@ OPERATORS = {
     "op=kda return_intermediate_states=1": ops.chunk_kda,
     "op=gated_delta_rule disable_recompute=1 chunk_size=32": ops.chunk_gated_delta_rule,
     "op=gdn2": ops.chunk_gdn2,
+    "op=gated_delta_rule output_norm=silu keep_output=1": ops.chunk_gated_delta_rule,
 }
 
 
@@ -98,14 +99,17 @@ def test_the_dispatcher_holds_the_operators_to_its_rules(device: str, problem: s
     tensors = {name: x.detach() for name, x in call.tensors.items()}
     if "state_v_first" in problem:
         tensors["initial_state"] = tensors["initial_state"].mT.contiguous()
-    names = ("g", "beta", "b", "w", "initial_state", "cu_seqlens", "A_log", "dt_bias", "cu_seqlens_cpu")
-    inputs = [tensors[name] for name in "qkv"] + [tensors.get(name) for name in names]
+    if "output_norm" in problem:
+        tensors |= {"norm_weight": torch.randn(16, device=device), "norm_gate": torch.randn_like(tensors["v"])}
+    names = {"erase": "b", "write": "w"}
+    inputs = [tensors.get(names.get(name, name)) for name in _call.INPUTS]
     torch.library.opcheck(_call.forward_op, (problem, *inputs))
     if "recurrent" in problem or "intermediate" in problem:
         return
     o, *others = _call.forward_op(problem, *inputs)
-    kept = others if "disable_recompute" in problem else []
-    torch.library.opcheck(_call.backward_op, (problem, *inputs, torch.randn_like(o), None, kept))
+    kept = others if "disable_recompute" in problem or "keep_output" in problem else []
+    backward = problem.removesuffix(" keep_output=1")
+    torch.library.opcheck(_call.backward_op, (backward, *inputs, torch.randn_like(o), None, kept))
 
 
 def test_checkpoint(device: str) -> None:

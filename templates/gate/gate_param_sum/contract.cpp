@@ -1,6 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_contract.hpp"
-#include "templates/gate/layout.hpp"
+#include "templates/device/cuda/part_sums_layout.hpp"
 #include "templates/gate/stages.hpp"
 #include "templates/template.hpp"
 
@@ -39,7 +39,7 @@ Template portable() {
     s.num_warps = 16;
   };
   t.geometry = [](const Spec& s, const Extents&, const Limits&) {
-    return Geometry{{tiles(s), 1, 1}, s.num_warps * 32, SharedLayout(s).bytes};
+    return Geometry{{tiles(s), 1, 1}, s.num_warps * 32, cuda::PartSumsLayout(s).bytes};
   };
   return t;
 }

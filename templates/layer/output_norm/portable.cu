@@ -1,7 +1,7 @@
 // Rows of o normalized and gated: each V elements, in a power of two of lanes. A lane loads its
 // vectors of BC rows before it computes, so that enough bytes are under way; rows too long for
 // registers are read twice, once for the sum of squares.
-#include "device/cuda/rows.cuh"
+#include "device/cuda/norm_rows.cuh"
 
 constexpr int kThreads = num_warps * 32;
 using Shape = RowShape<DTYPE, V>;
@@ -12,6 +12,7 @@ constexpr int kSideBySide = kThreads / kLanes;
 constexpr bool kHeld = kPerLane <= 4;
 static_assert(kHeld || BC == 1, "long rows are taken one by one");
 using Part = Vector<DTYPE, kVector>;
+using Weights = NormWeights<kVector>;
 
 /// Where a row of o is, as computed and as it is to be, and its gate.
 struct Row {
@@ -21,35 +22,12 @@ struct Row {
   bool active;
 };
 
-/// kVector weights from a column on.
-struct Weights {
-  float at[kVector];
-
-  WYVERN_DEVICE void load_from(const float* from) {
-    constexpr int kWide = smaller(kVector, 4);
-#pragma unroll
-    for (int i = 0; i < kVector; i += kWide) {
-      const auto part = load<kWide>(from + i);
-#pragma unroll
-      for (int j = 0; j < kWide; ++j) at[i + j] = part.at[j];
-    }
-  }
-};
-
 WYVERN_DEVICE void add_squares(const Part& x, float& sum) {
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
     const float value = to_float(x.at[j]);
     sum = fused_multiply_add(value, value, sum);
   }
-}
-
-/// By all lanes of the warp; `sum` is of a lane's squares.
-WYVERN_DEVICE float row_rstd(float sum, float norm_eps) {
-#pragma unroll
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-  // Numbers that are not normal would count as 0.
-  return reciprocal_sqrt_fast(maximum(sum * (1.0f / V) + norm_eps, 0x1p-126f));
 }
 
 /// An element that is 0 stays 0 whatever the gate is: rows of null sequences are 0, and nobody
@@ -105,7 +83,7 @@ WYVERN_KERNEL(kThreads, 0) {
       float sum = 0.0f;
 #pragma unroll
       for (int v = 0; v < kPerLane; ++v) add_squares(x[i][v], sum);
-      const float rstd = row_rstd(sum, e.norm_eps);
+      const float rstd = norm_rstd<V>(sum_lanes<kLanes>(sum), e.norm_eps);
 #pragma unroll
       for (int v = 0; v < kPerLane; ++v) {
         const int at = column + v * kLanes * kVector;
@@ -119,7 +97,7 @@ WYVERN_KERNEL(kThreads, 0) {
 #pragma unroll 4
     for (int64 at = column; at < V; at += kLanes * kVector)
       if (row.active) add_squares(load<kVector>(row.from + at), sum);
-    const float rstd = row_rstd(sum, e.norm_eps);
+    const float rstd = norm_rstd<V>(sum_lanes<kLanes>(sum), e.norm_eps);
 #pragma unroll 1
     for (int64 at = column; at < V; at += kLanes * kVector) {
       if (!row.active) continue;

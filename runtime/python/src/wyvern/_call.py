@@ -4,12 +4,14 @@
 the fields that ``wyvern_field_get()`` lists; in Python it is a dictionary until it crosses
 (``text_of``). They give a list of the tensors that the problem has:
 
-* forward: o, final_state, intermediate_states, then what ``disable_recompute=1`` keeps (``KEPT``);
-* backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias.
+* forward: o, final_state, intermediate_states, then what ``disable_recompute=1`` and ``keep_output=1`` keep
+  for the backward pass (``KEPT``);
+* backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias, norm_weight,
+  norm_gate.
 
 ``wyvern::update`` is the forward or the recurrent pass that has no gradient: it writes to tensors of the
-caller, a pool of states, states inside sequences, o (``out`` in Python) and final states, or normalizes o,
-and gives o, or nothing where the caller has it.
+caller, a pool of states, states inside sequences, o (``out`` in Python) and final states, and gives o, or
+nothing where the caller has it.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class Inputs(NamedTuple):
     cu_seqlens: Tensor | None = None
     A_log: Tensor | None = None
     dt_bias: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_gate: Tensor | None = None
     cu_seqlens_cpu: Tensor | None = None
 
 
@@ -61,7 +65,8 @@ UPDATED = {  # whether it is written, by the names that parameters have
 INPUTS = Inputs._fields
 _BESIDE = tuple(UPDATED)[len(INPUTS) :]  # what an update takes beside the inputs
 _HAS_GRADIENT = tuple(not name.startswith("cu_seqlens") for name in INPUTS)
-KEPT = ("Tinv", "Aqk", "w", "qg", "kg", "h", "v_new")
+KEPT = ("Tinv", "Aqk", "w", "qg", "kg", "h", "v_new", "o_raw")
+_PARAMETERS = ("A_log", "dt_bias", "norm_weight")  # of a layer: the batch shares them
 VECTOR_GATED = ("kda", "gdn2")
 
 
@@ -126,6 +131,7 @@ def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
     slots = B * ((rows + C - 1) // C) if cu_seqlens is None else rows // C + N
     if _set(fields, "return_intermediate_states"):
         outputs.append(q.new_empty([slots, *state]))
+    shapes = {}
     if _set(fields, "disable_recompute"):
         shapes = {
             "Tinv": [B, rows, HV, C],
@@ -135,10 +141,12 @@ def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
         }
         if fields["op"] in VECTOR_GATED:
             shapes |= {"Aqk": [B, T, HV, C], "qg": [B, T, HV, K], "kg": [B, T, HV, K]}
-        for name in KEPT:
-            if name in shapes:
-                dtype = torch.float32 if name == "Aqk" else q.dtype
-                outputs.append(q.new_empty(shapes[name], dtype=dtype))
+    if _set(fields, "keep_output"):
+        shapes["o_raw"] = [B, T, HV, V]
+    for name in KEPT:
+        if name in shapes:
+            dtype = torch.float32 if name == "Aqk" else q.dtype
+            outputs.append(q.new_empty(shapes[name], dtype=dtype))
     return outputs
 
 
@@ -165,7 +173,7 @@ def _vmap_rule(op: Any) -> Any:
     """The rule of torch.func.vmap: its dimension becomes a part of the batch.
 
     Calls are made one after the other where that cannot be: of packed batches, with parameters of
-    the gate that differ, and for their gradients, which are sums over the batch.
+    the gate or the norm that differ, and for their gradients, which are sums over the batch.
     """
     names = [argument.name for argument in op._schema.arguments[1:]]
 
@@ -185,13 +193,13 @@ def _vmap_rule(op: Any) -> Any:
 
         if given["cu_seqlens"][0] is not None or any(
             x is not None and (dim is not None or op is backward_op)
-            for x, dim in (given["A_log"], given["dt_bias"])
+            for x, dim in map(given.get, _PARAMETERS)
         ):
             each = [op(problem, *one_of(i)) for i in range(size)]
             outputs = [torch.stack(x) for x in zip(*each, strict=True)]
         else:
             folded = [
-                x if name in ("A_log", "dt_bias") else tree_map(fold, x, dim)
+                x if name in _PARAMETERS else tree_map(fold, x, dim)
                 for name, (x, dim) in given.items()
             ]
             outputs = [x.unflatten(0, (size, x.shape[0] // size)) for x in op(problem, *folded)]
@@ -204,15 +212,20 @@ for _op in (forward_op, backward_op):
     torch.library.register_vmap(_op, _vmap_rule(_op))
 
 
+def _keeping_output(problem: str) -> str:
+    """The problem of a forward pass whose backward pass takes o before its norm."""
+    return f"{problem} keep_output=1" if "output_norm=" in problem else problem
+
+
 class _Recurrence(torch.autograd.Function):
     """The forward pass with the backward pass as its gradient; its arguments are the operator's.
 
-    given: how many outputs come before what disable_recompute keeps.
+    given: how many outputs come before what is kept for the backward pass.
     """
 
     @staticmethod
     def forward(ctx: Any, problem: str, given: int, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        outputs = forward_op(problem, *inputs)
+        outputs = forward_op(_keeping_output(problem), *inputs)
         ctx.problem = problem
         ctx.kept_from = len(inputs)
         ctx.set_materialize_grads(False)
@@ -250,7 +263,7 @@ class _Transformable(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: str, given: int, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        return tuple(forward_op(problem, *inputs))
+        return tuple(forward_op(_keeping_output(problem), *inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -318,7 +331,13 @@ def run(
     text: the problem's. RuntimeErrors of it are for :func:`raise_as_python`.
     """
     given = 1 + ("output_final_state" in problem)
+    recurrent_norm = "output_norm" in problem and problem.get("pass") == "recurrent"
     if is_transformed():
+        if recurrent_norm:
+            raise NotImplementedError(
+                "norm_gate is given to a fused_recurrent function, which torch.func cannot transform then: call "
+                "the chunk function"
+            )
         # That a tensor requires a gradient or has a tangent shows at its own level alone.
         if disable_recompute and torch.is_grad_enabled():
             text = text_of({**problem, "disable_recompute": 1})
@@ -326,6 +345,13 @@ def run(
     if torch.is_grad_enabled() and _requires_gradient(inputs):
         if "batch_invariant" in problem:
             raise ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
+        if recurrent_norm:
+            named = by_parameter(problem, inputs).items()
+            first = next(name for name, x in named if x is not None and x.requires_grad)
+            raise ValueError(
+                f"{first} requires a gradient; a fused_recurrent function has none with norm_gate: call the "
+                "chunk function, or call under torch.no_grad()"
+            )
         if disable_recompute:
             text = text_of({**problem, "disable_recompute": 1})
         return _Recurrence.apply(text, given, *inputs)
@@ -347,18 +373,17 @@ def update(problem: str, inputs: Inputs, beside: dict[str, Tensor]) -> Tensor:
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
     written = {name: beside[name] for name, is_write in UPDATED.items() if is_write and name in beside}
-    first = next((name for name in written if name != "final_state"), "norm_gate")  # given by the caller
-    how = "applied to o" if first == "norm_gate" else "updated in place"
+    first = next(name for name in written if name != "final_state")  # given by the caller
     if is_transformed():
-        raise NotImplementedError(f"{first} is {how}, which torch.func cannot transform")
+        raise NotImplementedError(f"{first} is updated in place, which torch.func cannot transform")
     tensors = [*inputs, *[beside.get(name) for name in _BESIDE]]
     if torch.is_grad_enabled():
         refused = [i for i, x in enumerate(tensors) if x is not None and x.requires_grad]
         if refused:
             names = [*by_parameter(fields_of(problem), inputs), *_BESIDE]
             raise ValueError(
-                f"{names[refused[0]]} requires a gradient; with {first}, which is {how}, there is none: "
-                "call under torch.no_grad()"
+                f"{names[refused[0]]} requires a gradient; with {first}, which is updated in place, there is "
+                "none: call under torch.no_grad()"
             )
     o = update_op(problem, *tensors)
     for x in written.values():

@@ -5,6 +5,8 @@ PyTorch differentiates it as often as is asked, in reverse and forwards, and vma
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,6 +48,11 @@ def run(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         dt_bias=exact.get("dt_bias"),
         v_first="state_v_first" in problem,
     )
+    if "output_norm" in problem:
+        gate = exact["norm_gate"]
+        gate = F.silu(gate) if problem["output_norm"] == "silu" else gate.sigmoid()
+        rstd = torch.rsqrt((o * o).mean(-1, keepdim=True) + problem["norm_eps"])
+        o = o * rstd * exact["norm_weight"] * gate
     return o, state if "output_final_state" in problem else None
 
 
@@ -81,6 +88,8 @@ def _check(
     if not _LEAST_BOUND <= problem.get("lower_bound", -1) < 0:
         bound = problem["lower_bound"]
         raise ValueError(f"lower_bound is {bound}; it must be in [{_LEAST_BOUND:g}, 0)")
+    if not 0 < problem.get("norm_eps", 1) < math.inf:
+        raise ValueError(f"norm_eps is {problem['norm_eps']:g}; it must be finite and above 0")
     (B, T, H, K), (HV, V) = given["q"].shape, given["v"].shape[2:]
     if H == 0 or HV % H != 0:
         raise ValueError(f"HV is {HV}; it must be a multiple of H, {H}")
@@ -104,6 +113,8 @@ def _check(
         "initial_state": (N, *state),
         "A_log": (HV,),
         "dt_bias": (HV, *channels),
+        "norm_weight": (V,),
+        "norm_gate": (B, T, HV, V),
     }
     for name, x in given.items():
         if x.shape != shapes[name]:

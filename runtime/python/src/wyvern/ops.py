@@ -8,8 +8,8 @@ All take tensors of the CPU and of CUDA devices, in float32, float16 or bfloat16
 as q or in float32), and have gradients for every floating-point input, the final state's included. They
 work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
 checkpointing, ``torch.func.grad``, ``torch.func.vmap`` (whose dimension becomes a part of the
-batch, or a call for each sample where batches are packed or the gate's parameters differ or get
-gradients) and, once called with the same shapes before, in CUDA graphs. They run on the current
+batch, or a call for each sample where batches are packed or parameters of the gate or the norm differ or
+get gradients) and, once called with the same shapes before, in CUDA graphs. They run on the current
 stream, take all memory from PyTorch and wait for nothing but, in the first call of a problem without norms,
 for the length of its first keys, of which far above 1 they warn. Second derivatives, and derivatives
 carried forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A
@@ -86,7 +86,7 @@ _seen: set[str] = set()  # texts of problems whose first keys and gates were loo
 
 class _Pool(NamedTuple):
     """What a call has beside its inputs: tensors, by the names of parameters (states that are updated in place
-    and inside sequences, the norm of o, out), and the problem's fields that go with them."""
+    and inside sequences, out), and the problem's fields that go with them."""
 
     tensors: dict[str, Tensor]
     fields: Problem
@@ -173,7 +173,7 @@ def chunk_gated_delta_rule(
             whose boundaries ``cu_seqlens`` then must not repeat. N are this rank's sequences: of those that
             come from another rank ``initial_state`` is not read, of those that go on to one the final state is
             that at the border. All ranks call it, forwards and backwards; they need not have the same T. Without
-            pools, ``checkpoints``, ``out``, intermediate states and ``torch.func``.
+            pools, ``checkpoints``, ``out``, the norm of o, intermediate states and ``torch.func``.
         A_log, dt_bias: ``[HV]``, of the gate.
         chunk_size: 16, 32, 64 or 128; chosen by the plan by default.
         disable_recompute: keep what the backward pass would compute anew: faster, more memory.
@@ -221,8 +221,8 @@ def chunk_gated_delta_rule(
             hold.
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated,
             ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's row by
-            itself, after it was rounded to the dtype of q. Rows of null sequences stay 0. There is no
-            gradient then: inputs that require one are refused.
+            itself, after it was rounded to the dtype of q. Rows of null sequences stay 0. For the backward
+            pass o before the norm is kept too.
         norm_gate: ``[B, T, HV, V]`` in the dtype of q; rows of tokens may be strided, as v's may.
         norm_eps: above 0.
         norm_activation: what the gate goes through, "silu" (or "swish") or "sigmoid".
@@ -247,16 +247,16 @@ def chunk_gated_delta_rule(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
-            dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+            dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, norm_weight=norm_weight, norm_gate=norm_gate,
-            norm_eps=norm_eps, norm_activation=norm_activation, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
 
@@ -312,15 +312,15 @@ def chunk_delta_rule(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
-            cu_seqlens_cpu=cu_seqlens_cpu,
+            norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, norm_weight=norm_weight, norm_gate=norm_gate,
-            norm_eps=norm_eps, norm_activation=norm_activation, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
 
@@ -400,16 +400,16 @@ def chunk_kda(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
-            dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+            dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
         ), disable_recompute, return_intermediate_states,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, norm_weight=norm_weight, norm_gate=norm_gate,
-            norm_eps=norm_eps, norm_activation=norm_activation, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
 
@@ -463,15 +463,13 @@ def chunk_gated_delta_product(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
-            cu_seqlens_cpu=cu_seqlens_cpu,
+            norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
         ), disable_recompute,
-        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
-            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
-            out=out,
-        ),
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -531,15 +529,13 @@ def chunk_gdn2(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
-            dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+            dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
         ), disable_recompute, return_intermediate_states,
-        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
-            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
-            out=out,
-        ),
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -612,7 +608,8 @@ def fused_recurrent_gated_delta_rule(
             be false.
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated where it is
             computed, ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's
-            row by itself. Rows of null sequences and null tokens stay 0. There is no gradient then.
+            row by itself. Rows of null sequences and null tokens stay 0. There is no gradient then, which the
+            chunk functions have, unless q is float64.
         norm_gate: ``[B, T, HV, V]`` in the dtype of q; rows of tokens may be strided, as v's may.
         norm_eps: above 0.
         norm_activation: what the gate goes through, "silu" (or "swish") or "sigmoid".
@@ -646,17 +643,17 @@ def fused_recurrent_gated_delta_rule(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         None, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
-            dt_bias=dt_bias,
+            dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate,
         ),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
             out=out,
         ),
     )  # fmt: skip
@@ -712,13 +709,16 @@ def fused_recurrent_delta_rule(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel,
         state_v_first, None, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
-        problem, Inputs(q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens),
+        problem, Inputs(
+            q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
+            norm_weight=norm_weight, norm_gate=norm_gate,
+        ),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
             out=out,
         ),
     )  # fmt: skip
@@ -781,17 +781,17 @@ def fused_recurrent_kda(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         None, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
-            dt_bias=dt_bias,
+            dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate,
         ),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
             out=out,
         ),
     )  # fmt: skip
@@ -841,15 +841,13 @@ def fused_recurrent_gdn2(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         None, precision, batch_invariant,
     )  # fmt: skip
+    _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
-            dt_bias=dt_bias,
+            dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate,
         ),
-        pool=_pool(
-            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
-            out=out,
-        ),
+        pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -882,6 +880,26 @@ def _options(
         problem["precision"] = precision
     if batch_invariant:
         problem["batch_invariant"] = 1
+
+
+def _norm_options(
+    problem: Problem,
+    norm_weight: Tensor | None,
+    norm_gate: Tensor | None,
+    norm_eps: float,
+    norm_activation: str,
+) -> None:
+    """The norm of o, which a call with both tensors asks for."""
+    if (norm_weight is None) != (norm_gate is None):
+        name, other = ("norm_weight", "norm_gate") if norm_weight is None else ("norm_gate", "norm_weight")
+        raise ValueError(f"{name} is missing; it must be given with {other}")
+    if norm_weight is None:
+        return
+    if norm_activation not in _NORM_ACTIVATIONS:
+        legal = ", ".join(map(repr, _NORM_ACTIVATIONS))
+        raise ValueError(f"norm_activation is {norm_activation!r}; it must be one of {legal}")
+    problem["output_norm"] = _NORM_ACTIVATIONS[norm_activation]
+    problem["norm_eps"] = real("norm_eps", norm_eps)
 
 
 def _beta_options(problem: Problem, use_beta_sigmoid: bool, allow_neg_eigval: bool) -> None:
@@ -1024,7 +1042,7 @@ def _call(
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
-        q, k, v, g, beta, erase, write, _, cu_seqlens, A_log, dt_bias, cu_seqlens_cpu = inputs
+        q, k, v, g, beta, erase, write, _, cu_seqlens, A_log, dt_bias, norm_weight, _, cu_seqlens_cpu = inputs
         if cp_context is None:
             cp_context = _context_around(problem)
         if pool is not None:
@@ -1060,6 +1078,8 @@ def _call(
             cast["A_log"] = floating("A_log", A_log).reshape(-1).float()
         if dt_bias is not None:
             cast["dt_bias"] = floating("dt_bias", dt_bias).float()
+        if norm_weight is not None:
+            cast["norm_weight"] = floating("norm_weight", norm_weight).float()
         if cast:
             inputs = inputs._replace(**cast)
         if cu_seqlens_cpu is not None:
@@ -1119,6 +1139,8 @@ def _over_ranks(
         refused = "return_intermediate_states"
     elif pool is not None:
         refused = next(iter(pool.tensors))
+    elif inputs.norm_gate is not None:
+        refused = "norm_gate"
     return _parallel.run(cp_context, refused, problem, inputs)
 
 
@@ -1137,14 +1159,9 @@ def _pool(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    norm_gate: Tensor | None = None,
-    norm_eps: float = 1e-6,
-    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> _Pool | None:
-    """What a call says of states in place and inside sequences, of the norm of o and of where it goes; None
-    where it has none."""
+    """What a call says of states in place and inside sequences and of where o goes; None where it has none."""
     if null_slots not in ("negative", "non-positive"):
         raise ValueError(f"null_slots is {null_slots!r}; it must be 'negative' or 'non-positive'")
     if state is None:
@@ -1179,20 +1196,9 @@ def _pool(
     if (checkpoints is None) != (checkpoint_every is None and checkpoint_offsets is None):
         what = "missing; it must be given with" if checkpoints is None else "given without"
         raise ValueError(f"checkpoints is {what} checkpoint_every or checkpoint_offsets")
-    if (norm_weight is None) != (norm_gate is None):
-        name, other = ("norm_weight", "norm_gate") if norm_weight is None else ("norm_gate", "norm_weight")
-        raise ValueError(f"{name} is missing; it must be given with {other}")
-    fields: Problem = {}
-    if norm_weight is not None:
-        if norm_activation not in _NORM_ACTIVATIONS:
-            legal = ", ".join(map(repr, _NORM_ACTIVATIONS))
-            raise ValueError(f"norm_activation is {norm_activation!r}; it must be one of {legal}")
-        fields["output_norm"] = _NORM_ACTIVATIONS[norm_activation]
-        fields["norm_eps"] = real("norm_eps", norm_eps)
-        norm_weight = floating("norm_weight", norm_weight).float()
     if state is None and checkpoints is None and intermediate_states is None and out is None:
-        if norm_weight is None:
-            return None
+        return None
+    fields: Problem = {}
     if disable_state_update:
         fields["disable_state_update"] = 1
     if checkpoint_every is not None:
@@ -1210,8 +1216,6 @@ def _pool(
         "num_accepted": num_accepted,
         "intermediate_index": intermediate_index,
         "parent": parent,
-        "norm_weight": norm_weight,
-        "norm_gate": norm_gate,
         "checkpoint_offsets": checkpoint_offsets,
         "checkpoints": checkpoints,
         "intermediate_states": intermediate_states,
@@ -1230,7 +1234,7 @@ def _check_pool(
     """Refuses what else is asked for and goes with none of the pool's tensors."""
     written = ("state", "checkpoints", "intermediate_states")
     tensors = pool.tensors
-    given = next((name for name in (*written, "norm_gate") if name in tensors), "out")
+    given = next((name for name in written if name in tensors), "out")
     for name in written:
         x = tensors.get(name)
         if x is None or tensor(name, x).dtype in _FLOATS or (name == "state" and x.dtype in _FLOAT8):

@@ -254,6 +254,8 @@ def _problem(
     cu_seqlens: Tensor | None,
     A_log: Tensor | None,
     dt_bias: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_gate: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
     do: Tensor | None = None,
     dht: Tensor | None = None,
