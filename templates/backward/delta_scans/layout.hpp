@@ -9,7 +9,6 @@ namespace wyvern::delta_scans {
 constexpr int kRows = 64;        ///< of a chunk
 constexpr int kColumns = 64;     ///< of V that a consumer warpgroup has
 constexpr int kBlockWords = 14;  ///< of a `Block`
-constexpr int kSlots = 2;        ///< chunks that are prepared and not consumed
 
 /// Both scans have the same places; the forward one leaves those of queries and scores alone.
 template <class S>
@@ -27,6 +26,7 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace v;     ///< all stages, one after another
   /// Staging of what a consumer writes for a chunk: its state, then its rows of Z or dV.
   cuda::sm90::SwizzledPlace state;
+  int slots;                                  ///< chunks that are prepared and not consumed
   int score_slots;                            ///< chunks of which there are scores
   cuda::sm90::SwizzledPlace inverse, scores;  ///< of each slot: T - I, and P
   cuda::sm90::InverseLayout inversion;        ///< of the first prep warpgroup, or slot
@@ -50,7 +50,8 @@ struct HopperLayout {
     shares_state = s.K > 128;
     consumers = static_cast<int>(s.BV) / kColumns;
     pipelined = consumers > 1 || shares_state;
-    score_slots = shares_state ? 1 : kSlots;
+    slots = 2;
+    score_slots = shares_state ? 1 : slots;
     prep_groups = pipelined ? 1 : 2;
     cuda::LayoutBuilder at;
     k = cuda::sm90::swizzled_tile(at, kRows, s.K, s.DTYPE);
@@ -60,7 +61,7 @@ struct HopperLayout {
     value_stages = 2;
     v = cuda::sm90::swizzled_tile(at, value_stages * kRows, s.BV, s.DTYPE);
     state = cuda::sm90::swizzled_tile(at, consumers * kColumns, s.K, s.DTYPE);
-    inverse = cuda::sm90::swizzled_tile(at, kSlots * kRows, kRows, s.DTYPE);
+    inverse = cuda::sm90::swizzled_tile(at, slots * kRows, kRows, s.DTYPE);
     scores = cuda::sm90::swizzled_tile(at, score_slots * kRows, kRows, s.DTYPE);
     const int before = at.bytes;
     inversion = cuda::sm90::InverseLayout(at);
@@ -81,7 +82,7 @@ struct HopperLayout {
     values_empty = cuda::sm90::barriers(at, value_stages);
     for (cuda::sm90::BarrierPlace* place :
          {&A_full, &halves_full, &A_empty, &chunk_full, &inverse_empty, &scores_empty})
-      *place = cuda::sm90::barriers(at, kSlots);
+      *place = cuda::sm90::barriers(at, slots);
     tail_full = cuda::sm90::barriers(at, 1);
     bytes = at.bytes;
   }

@@ -59,6 +59,7 @@ template <class P, bool Reverse>
 struct DeltaScan {
   using Params = P;
   using Io = sm90::ScanStateIo<Scheduler>;
+  using Prepare = sm90::ScalarPrepare<Spec, Block<Reverse>>;
   static constexpr bool kReverse = Reverse;
   static constexpr int kTilesV = V / BV;
   static constexpr sm90::Roles kRoles{.prepare = kPrepGroups,
@@ -89,7 +90,7 @@ struct DeltaScan {
   WYVERN_DEVICE void init_barriers() const {
     sm90::save_block<kLayout.block>(work);
     sm90::init_barriers<kLayout.tiles_full>(work.shared, 32);
-    sm90::init_barriers<kLayout.factors_full>(work.shared, 32 * kFactorWarps);
+    sm90::init_barriers<kLayout.factors_full>(work.shared, 32 * Prepare::kFactorWarps);
     sm90::init_barriers<kLayout.tiles_empty>(work.shared, 128 * (1 + kConsumers));
     sm90::init_barriers<kLayout.values_full>(work.shared, 32);
     sm90::init_barriers<kLayout.values_empty>(work.shared, 128 * kConsumers);
@@ -113,11 +114,12 @@ struct DeltaScan {
   WYVERN_DEVICE void load(int warp) const {
     const auto& b = work;
     if (b.chunks == 0) return;
-    const bool computes = warp >= kFirstFactorWarp && warp < kFirstFactorWarp + kFactorWarps;
+    const Prepare prepare{b};
+    const bool computes = Prepare::computes_factors(warp);
     if (warp == 0 || computes) {
       Position at;
-      RawRows next = {};
-      if (computes) next = read_rows(b, 0, rows);
+      typename Prepare::RawRows next = {};
+      if (computes) next = prepare.read_rows(0, rows);
 #pragma unroll 1
       for (int step = 0; step < b.chunks; ++step, at.advance()) {
         const auto block = kPipelined ? b.recall() : b;
@@ -126,15 +128,15 @@ struct DeltaScan {
         if (warp == 0) load_values(block, step, p);
       }
     } else if constexpr (kPipelined) {
-      invert_chunks(b);
+      prepare.invert_chunks();
     }
   }
 
   WYVERN_DEVICE void prepare(int prep) const {
     if constexpr (kPipelined)
-      prepare_A(work);
+      Prepare{work}.prepare_A();
     else
-      prepare_chunks(work, prep);
+      Prepare{work}.prepare_chunks(prep);
   }
 
   WYVERN_DEVICE bool idle(int) const { return false; }

@@ -56,7 +56,7 @@ struct Consumer : sm90::ScanState<Spec, Block<Reverse>> {
   }
   WYVERN_DEVICE void wait_values(int step) const {
     sm90::barrier_wait(b.template barrier<kLayout.values_full>(step % kValueStages),
-                       parity_of<kValueStages>(step));
+                       sm90::parity_of<kValueStages>(step));
   }
   /// After the last read of a chunk's v or do.
   WYVERN_DEVICE void free_values(int step) const {
@@ -64,7 +64,7 @@ struct Consumer : sm90::ScanState<Spec, Block<Reverse>> {
   }
   WYVERN_DEVICE void wait_chunk(int step) const {
     sm90::barrier_wait(b.template barrier<kLayout.chunk_full>(step % kSlots),
-                       parity_of<kSlots>(step));
+                       sm90::parity_of<kSlots>(step));
   }
 
   /// x = state k^T of the rounded state, which is stored too if there is an output. Meanwhile the

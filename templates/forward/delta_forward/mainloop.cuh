@@ -71,7 +71,7 @@ struct DeltaForward {
     sm90::save_block<kLayout.block>(work);
     const int consumers = work.halves ? 1 : kConsumers;
     sm90::init_barriers<kLayout.tiles_full>(work.shared, 32);
-    sm90::init_barriers<kLayout.factors_full>(work.shared, 32 * kFactorWarps);
+    sm90::init_barriers<kLayout.factors_full>(work.shared, 32 * Prepare::kFactorWarps);
     sm90::init_barriers<kLayout.tiles_empty>(work.shared, 128 * (1 + consumers));
     sm90::init_barriers<kLayout.chunk_full>(work.shared, kPipelined ? 128 + 96 : 128);
     sm90::init_barriers<kLayout.A_full>(work.shared, 128);
@@ -93,12 +93,13 @@ struct DeltaForward {
     const Block& b = work;
     const ScalarRows rows = scalar_rows();
     if (b.chunks == 0) return;
-    const bool computes = warp >= kFirstFactorWarp && warp < kFirstFactorWarp + kFactorWarps;
+    const Prepare prepare{b};
+    const bool computes = Prepare::computes_factors(warp);
     if (warp == 0 || computes) {
       Position at;
-      RawRows next = {};
+      Prepare::RawRows next = {};
       float owed = 0.0f;  // log2 of the decay that the state owes
-      if (computes) next = read_rows(b, 0, rows);
+      if (computes) next = prepare.read_rows(0, rows);
       using Checkpoints = decltype(sm90::find_checkpoints_of<Spec>(*this));
       auto checkpoints = computes ? sm90::find_checkpoints_of<Spec>(*this) : Checkpoints{};
 #pragma unroll 1
@@ -108,15 +109,15 @@ struct DeltaForward {
         if (computes) make_factors(block, c, at, next, owed, p.e.scale, gate, rows, checkpoints);
       }
     } else if constexpr (kPipelined) {
-      invert_chunks(b);
+      prepare.invert_chunks();
     }
   }
 
   WYVERN_DEVICE void prepare(int prep) const {
     if constexpr (kPipelined)
-      prepare_A(work);
+      Prepare{work}.prepare_A();
     else
-      prepare_chunks(work, prep);
+      Prepare{work}.prepare_chunks(prep);
   }
 
   WYVERN_DEVICE bool idle(int consumer) const { return work.halves && consumer > 0; }

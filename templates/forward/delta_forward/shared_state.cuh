@@ -133,8 +133,7 @@ struct SharedState {
     if (kQueries && thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
     publish();
     if constexpr (!QK_L2NORM) sm90::barrier_wait(prepared, parity);
-    sm90::start_product<kRows>(x, sm90::rows_of(b.inverse(chunk % kSlots)),
-                               sm90::columns_of(values), true);
+    sm90::start_product<kRows>(x, sm90::rows_of(b.inverse(chunk)), sm90::columns_of(values), true);
     const float factor = decay * room_of(b, at.buffer);
     if (SCALAR_GATE || (kMayOverflow && factor != 1.0f)) multiply_state(factor);
     sm90::end_products<0>(x);
@@ -221,8 +220,7 @@ struct SharedState {
     start_update(at);
 #pragma unroll
     for (int i = 0; i < Square::kCount; ++i) y.x[i] *= factor.of(i);
-    sm90::start_product<kRows>(y, sm90::rows_of(b.scores(chunk % kScoreSlots)),
-                               sm90::columns_of(values), true);
+    sm90::start_product<kRows>(y, sm90::rows_of(b.scores(chunk)), sm90::columns_of(values), true);
     end_update<1>(at);
     if constexpr (kCheckpoints)
       if (const int row = row_of_end(b, at.buffer); row >= 0) write_checkpoint(*this, row, 1.0f);

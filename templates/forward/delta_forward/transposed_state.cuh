@@ -148,7 +148,7 @@ struct TransposedState {
     }
     sm90::FragmentA<DTYPE, kRows> u(x);
     if constexpr (!QK_L2NORM) sm90::barrier_wait(prepared, parity);
-    sm90::start_product(x, u, sm90::rows_of(b.inverse(chunk % kSlots)), true);
+    sm90::start_product(x, u, sm90::rows_of(b.inverse(chunk)), true);
     // These reads of the tile come before the next load to it.
     sm90::fence_proxy_async();
     const float factor = decay * room_of(b, at.buffer);
@@ -217,7 +217,7 @@ struct TransposedState {
     const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) y.x[i] *= factor.of(i);
-    sm90::start_product(y, values, sm90::rows_of(b.scores(chunk % kSlots)), true);
+    sm90::start_product(y, values, sm90::rows_of(b.scores(chunk)), true);
     sm90::end_products<1>(state, update);
     restore(at);
     if constexpr (kCheckpoints)

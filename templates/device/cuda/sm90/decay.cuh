@@ -30,10 +30,11 @@ WYVERN_DEVICE float running_sum(float x) {
 /// The running sums of a chunk's log decays in base 2, by one warp: a lane has rows `lane` and
 /// `lane` + 32.
 struct DecaySums {
-  float row[2];
-  float anchor[kAnchors];
-  float last;
+  float row[2] = {};
+  float anchor[kAnchors] = {};
+  float last = 0.0f;
 
+  DecaySums() = default;
   WYVERN_DEVICE explicit DecaySums(const float (&log_decay)[2]) {
     row[0] = running_sum(log_decay[0]) * kLog2E;
     const float half = shuffle(row[0], 31);
