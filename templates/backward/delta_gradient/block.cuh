@@ -1,5 +1,5 @@
-// A block of delta_gradient.hopper: what it looks after, what lies in its shared memory, and how
-// its warps hand that on.
+// A block of delta_gradient: its items, where its tiles, factors and barriers are in shared memory,
+// and the position of a warp in each pipeline.
 #pragma once
 
 #include "backward/delta_gradient/layout.hpp"
@@ -29,7 +29,7 @@ using ValueTile = sm90::SwizzledTile<DTYPE, kRows, V>;
 using StateTile = sm90::SwizzledTile<DTYPE, kPartRows, kChannels>;
 using sm90::RowPair;
 
-/// How many items and value heads a warp has done, from which follows where it is in each pipeline.
+/// How many items and value heads a warp has done: from them follows its position in each pipeline.
 struct Turn {
   uint32 heads = 0, items = 0;
 
@@ -45,7 +45,7 @@ struct Turn {
     return at<kPartStages>((heads * kSlices + static_cast<uint32>(slice)) * kParts +
                            static_cast<uint32>(part));
   }
-  /// Where a pipeline of one stage has something for each value head, for each item.
+  /// In pipelines of one stage, of each value head and of each item.
   WYVERN_DEVICE Position<1> only() const { return at<1>(heads); }
   WYVERN_DEVICE Position<1> item() const { return at<1>(items); }
 };
@@ -100,7 +100,10 @@ struct Block {
   WYVERN_DEVICE Item& item() const {
     return *reinterpret_cast<Item*>(array_at<kLayout.item>(shared));
   }
-  WYVERN_DEVICE sm90::Barrier* landed() const { return sm90::barriers_at<kLayout.landed>(shared); }
+  /// Full barrier of the tiles of a chunk with fewer rows.
+  WYVERN_DEVICE sm90::Barrier* tail_full() const {
+    return sm90::barriers_at<kLayout.tail_full>(shared);
+  }
 
   /// By one thread; a block barrier must follow.
   WYVERN_DEVICE void init_barriers() const {
@@ -111,7 +114,6 @@ struct Block {
     scales().init(32, 32);
     scores().init(128, 128);
     sums().init(kConsumers, 32);
-    sm90::barrier_init(landed(), 1);
-    sm90::fence_barrier_init();
+    sm90::init_barriers<kLayout.tail_full>(shared, 1);
   }
 };

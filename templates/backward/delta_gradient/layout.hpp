@@ -1,4 +1,4 @@
-// What a block of delta_gradient.hopper keeps in shared memory.
+// Shared memory of a block of delta_gradient.
 #pragma once
 
 #include "device/cuda/sm90/layout.hpp"
@@ -19,8 +19,7 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace dO, z, dv;
   /// The first stage of a part of a slice of S^T and of dS'^T: `parts` bytes from one to the next.
   cuda::sm90::SwizzledPlace state, dstate;
-  /// F and M of a value head. M's place is also where dk waits for its store, as dq does in
-  /// `staging`.
+  /// F and M of a value head. dk is staged in M's place, dq in `staging`.
   cuda::sm90::SwizzledPlace F, M, staging;
   int tiles, parts;
   /// Factors of rows, the first stage; `factors` floats from one to the next. G: the running sum of
@@ -36,7 +35,7 @@ struct HopperLayout {
   cuda::ArrayPlace item;        ///< whose q and k are loaded
   /// Full and empty barriers of the pipelines' stages.
   cuda::sm90::BarrierPlace keys, rows, states, scales, scores, sums;
-  cuda::sm90::BarrierPlace landed;
+  cuda::sm90::BarrierPlace tail_full;  ///< of a chunk with fewer rows
   int bytes;
 
   constexpr explicit HopperLayout(const S& s) {
@@ -80,7 +79,7 @@ struct HopperLayout {
     scales = cuda::sm90::barriers(at, 2 * kStages);
     for (cuda::sm90::BarrierPlace* place : {&keys, &scores, &sums})
       *place = cuda::sm90::barriers(at, 2);
-    landed = cuda::sm90::barriers(at, 1);
+    tail_full = cuda::sm90::barriers(at, 1);
     bytes = at.bytes;
   }
 };

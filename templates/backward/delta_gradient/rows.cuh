@@ -1,88 +1,10 @@
-// Warpgroup 0 of delta_gradient.hopper. Its first warp loads tiles; the others make factors of
-// rows, the states' inner product, and the gradients of beta and of the gate.
+// Warps 1 to 3 of delta_gradient: factors of rows, the states' inner product, and the gradients of
+// beta and of the gate.
 #pragma once
 
 #include "backward/delta_gradient/block.cuh"
 #include "device/cuda/backward.cuh"
 #include "device/cuda/gate.cuh"
-
-// ---- the producer warp --------------------------------------------------------------------------
-
-struct LoadMaps {
-  const TensorMap &q, &k, &dO, &z, &dv, &states, &dstates;
-};
-
-/// Part `i` of a value head's states, slice by slice.
-WYVERN_DEVICE void load_part(const Block& b, const Turn& turn, int state, int i,
-                             const LoadMaps& maps) {
-  const auto at = turn.part(0, i);
-  b.states().wait_empty(at);
-  if (lane_index() > 0) return;
-  const int row = i % kParts * kPartRows;
-  sm90::Barrier* const full = b.states().full(at);
-  sm90::barrier_arrive_expect(full, 2 * StateTile::kBytes);
-  sm90::tensor_load(b.state(at.buffer).data, maps.states, {0, row, i / kParts, state}, full);
-  sm90::tensor_load(b.dstate(at.buffer).data, maps.dstates, {0, row, i / kParts, state}, full);
-}
-
-/// A value head's tiles; with its group's first those of the key head too. These are loaded after
-/// as many parts of states as there is room for: they wait for the whole item before.
-WYVERN_DEVICE void load_head(const Block& b, const Turn& turn, const Item& item, int n,
-                             uint32& landings, const LoadMaps& maps) {
-  const int head = item.head * GROUP + n;
-  const int state = item.place * GROUP + n;
-  const int stage = turn.rows().buffer;
-  const bool with_keys = n == 0;
-  sm90::Barrier* const rows = item.rows == kRows ? b.rows().full(turn.rows()) : b.landed();
-  sm90::Barrier* const keys = item.rows == kRows ? b.keys().full(turn.item()) : b.landed();
-  b.rows().wait_empty(turn.rows());
-  if (lane_index() == 0) {
-    const int later = with_keys && item.rows < kRows ? 2 * KeyTile::kBytes : 0;
-    sm90::barrier_arrive_expect(rows, 3 * ValueTile::kBytes + later);
-    sm90::tensor_load(b.dO(stage).data, maps.dO, {0, item.token, 0, head}, rows);
-    sm90::tensor_load(b.z(stage).data, maps.z, {0, 0, 0, state}, rows);
-    sm90::tensor_load(b.dv(stage).data, maps.dv, {0, item.token, 0, head}, rows);
-  }
-  int part = 0;
-  for (; part < smaller(kSlices * kParts, kPartStages); ++part)
-    load_part(b, turn, state, part, maps);
-  if (with_keys) {
-    b.keys().wait_empty(turn.item());
-    if (lane_index() == 0) {
-      b.item() = item;
-      if (item.rows == kRows) sm90::barrier_arrive_expect(keys, 2 * KeyTile::kBytes);
-      sm90::tensor_load(b.q().data, maps.q, {0, item.token, 0, item.head}, keys);
-      sm90::tensor_load(b.k().data, maps.k, {0, item.token, 0, item.head}, keys);
-    }
-  }
-  if (item.rows < kRows) {
-    sm90::barrier_wait(b.landed(), landings++ % 2);
-    sm90::clear_rows(b.dO(stage), item.rows);
-    sm90::clear_rows(b.dv(stage), item.rows);
-    if (with_keys) {
-      sm90::clear_rows(b.q(), item.rows);
-      sm90::clear_rows(b.k(), item.rows);
-    }
-    sm90::fence_proxy_async();
-    sync_warp();
-    if (lane_index() == 0) {
-      sm90::barrier_arrive(b.rows().full(turn.rows()));
-      if (with_keys) sm90::barrier_arrive(b.keys().full(turn.item()));
-    }
-  }
-#pragma unroll 1
-  for (; part < kSlices * kParts; ++part) load_part(b, turn, state, part, maps);
-}
-
-WYVERN_DEVICE void load_items(const Block& b, Items items, const LoadMaps& maps) {
-  Turn turn;
-  Item item;
-  uint32 landings = 0;
-#pragma unroll 1
-  for (; items.next_used(item); ++turn.items)
-#pragma unroll 1
-    for (int n = 0; n < GROUP; ++n, ++turn.heads) load_head(b, turn, item, n, landings, maps);
-}
 
 // ---- factors of rows ----------------------------------------------------------------------------
 
@@ -102,7 +24,7 @@ struct GateForm {
   }
 };
 
-/// What is given of rows and value heads.
+/// Inputs of rows and value heads.
 struct GivenRows {
   TokenRows<const G_DTYPE> g;
   TokenRows<const BETA_DTYPE> beta;
@@ -110,8 +32,8 @@ struct GivenRows {
   float floor;
 };
 
-/// Rows `lane` and `lane` + 32 of a chunk and value head as given, past its end zeros. Read a head
-/// ahead; what they mean is computed when they are there.
+/// Raw inputs of rows `lane` and `lane` + 32 of a chunk and value head, past its end zeros. Loaded
+/// one head ahead of their use.
 struct RawRows {
   G_DTYPE g[2];
   BETA_DTYPE beta[2];
@@ -199,7 +121,7 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
 
 // ---- the end of the gate's gradient -------------------------------------------------------------
 
-/// <S, dS'> by three warps as parts land; complete in each of them.
+/// <S, dS'> by three warps as parts arrive; the whole sum in each of them.
 WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) {
   constexpr int kPieces = StateTile::kBytes / 16;
   float sum[2] = {};
@@ -223,7 +145,7 @@ WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) 
     }
     sm90::hand_over(b.states().empty(at));
   }
-  // Two stages: what lies in one has been read when the other's sums are complete.
+  // Two stages: one has been read when the other's sums are complete.
   float* const parts = b.array<kLayout.state_dots>() + 4 * turn.factors().buffer;
   const float own = sum_warp(sum[0] + sum[1]);
   if (lane_index() == 0) parts[warp] = own;

@@ -1,0 +1,80 @@
+// delta_gradient's producer warp: it loads the tiles of chunks.
+#pragma once
+
+#include "backward/delta_gradient/block.cuh"
+
+struct LoadMaps {
+  const TensorMap &q, &k, &dO, &z, &dv, &states, &dstates;
+};
+
+/// Part `i` of a value head's states, slice by slice.
+WYVERN_DEVICE void load_part(const Block& b, const Turn& turn, int state, int i,
+                             const LoadMaps& maps) {
+  const auto at = turn.part(0, i);
+  b.states().wait_empty(at);
+  if (lane_index() > 0) return;
+  const int row = i % kParts * kPartRows;
+  sm90::Barrier* const full = b.states().full(at);
+  sm90::barrier_arrive_expect(full, 2 * StateTile::kBytes);
+  sm90::tensor_load(b.state(at.buffer).data, maps.states, {0, row, i / kParts, state}, full);
+  sm90::tensor_load(b.dstate(at.buffer).data, maps.dstates, {0, row, i / kParts, state}, full);
+}
+
+/// A value head's tiles; with its group's first those of the key head too. These are loaded after
+/// as many parts of states as there is room for: they wait for the whole item before.
+WYVERN_DEVICE void load_head(const Block& b, const Turn& turn, const Item& item, int n,
+                             uint32& tails, const LoadMaps& maps) {
+  const int head = item.head * GROUP + n;
+  const int state = item.place * GROUP + n;
+  const int stage = turn.rows().buffer;
+  const bool with_keys = n == 0;
+  sm90::Barrier* const rows = item.rows == kRows ? b.rows().full(turn.rows()) : b.tail_full();
+  sm90::Barrier* const keys = item.rows == kRows ? b.keys().full(turn.item()) : b.tail_full();
+  b.rows().wait_empty(turn.rows());
+  if (lane_index() == 0) {
+    const int later = with_keys && item.rows < kRows ? 2 * KeyTile::kBytes : 0;
+    sm90::barrier_arrive_expect(rows, 3 * ValueTile::kBytes + later);
+    sm90::tensor_load(b.dO(stage).data, maps.dO, {0, item.token, 0, head}, rows);
+    sm90::tensor_load(b.z(stage).data, maps.z, {0, 0, 0, state}, rows);
+    sm90::tensor_load(b.dv(stage).data, maps.dv, {0, item.token, 0, head}, rows);
+  }
+  int part = 0;
+  for (; part < smaller(kSlices * kParts, kPartStages); ++part)
+    load_part(b, turn, state, part, maps);
+  if (with_keys) {
+    b.keys().wait_empty(turn.item());
+    if (lane_index() == 0) {
+      b.item() = item;
+      if (item.rows == kRows) sm90::barrier_arrive_expect(keys, 2 * KeyTile::kBytes);
+      sm90::tensor_load(b.q().data, maps.q, {0, item.token, 0, item.head}, keys);
+      sm90::tensor_load(b.k().data, maps.k, {0, item.token, 0, item.head}, keys);
+    }
+  }
+  if (item.rows < kRows) {
+    sm90::barrier_wait(b.tail_full(), tails++ % 2);
+    sm90::clear_rows(b.dO(stage), item.rows);
+    sm90::clear_rows(b.dv(stage), item.rows);
+    if (with_keys) {
+      sm90::clear_rows(b.q(), item.rows);
+      sm90::clear_rows(b.k(), item.rows);
+    }
+    sm90::fence_proxy_async();
+    sync_warp();
+    if (lane_index() == 0) {
+      sm90::barrier_arrive(b.rows().full(turn.rows()));
+      if (with_keys) sm90::barrier_arrive(b.keys().full(turn.item()));
+    }
+  }
+#pragma unroll 1
+  for (; part < kSlices * kParts; ++part) load_part(b, turn, state, part, maps);
+}
+
+WYVERN_DEVICE void load_items(const Block& b, Items items, const LoadMaps& maps) {
+  Turn turn;
+  Item item;
+  uint32 tails = 0;
+#pragma unroll 1
+  for (; items.next_used(item); ++turn.items)
+#pragma unroll 1
+    for (int n = 0; n < GROUP; ++n, ++turn.heads) load_head(b, turn, item, n, tails, maps);
+}
