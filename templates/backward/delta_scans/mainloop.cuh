@@ -14,7 +14,7 @@
 template <class P, bool Reverse>
 struct DeltaScan;
 
-/// What a block has, whatever its direction.
+/// A block's state in either direction.
 template <class P>
 struct DeltaScans {
   using Params = P;

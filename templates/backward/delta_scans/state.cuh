@@ -169,7 +169,7 @@ struct ChunkStates<true> : Consumer<true> {
     return RowFragment(y);
   }
 
-  /// dO^T with rows times scale a, as the state takes them up.
+  /// dO^T with rows times scale a, as they enter the state's update.
   WYVERN_DEVICE void load_scaled_gradients(RowFragment& to, const Position& at, int step) const {
     sm90::load_transposed(to, b.values(step, consumer));
     free_values(step);

@@ -1,5 +1,5 @@
-// A block of kda_gradient.hopper: what it looks after, what lies in its shared memory, and how its
-// warpgroups hand that on.
+// A block of kda_gradient: its items, where its tiles, factors and barriers are in shared memory,
+// and the position of a warp in each pipeline.
 #pragma once
 
 #include "backward/kda_gradient/layout.hpp"
@@ -24,9 +24,9 @@ constexpr int kGateStages = kLayout.gate_stages;
 constexpr int kThreads = 512;
 constexpr bool kNorms = QK_L2NORM;
 
-/// Eight gates of at least -5 take factors around the middle of 16 rows to 2^58 at most. Other
-/// gates may need anchors for four rows: they count as at least -24, exp(-24) being nothing in
-/// bf16, two of which are 2^70.
+/// With eight gates of at least -5, factors around the middle of 16 rows are at most 2^58. Other
+/// gates may need anchors for four rows: they count as at least -24, since exp(-24) is nothing in
+/// bf16; two of them are 2^70.
 constexpr bool kMayBeSteep = !(GATE_IN_KERNEL && LOWER_BOUND);
 constexpr float kSteep = 100.0f;  ///< log2
 constexpr float kLeastGate = -24.0f;
@@ -138,7 +138,7 @@ struct Block {
   }
 };
 
-/// A loop over one slice stays a loop: joined with that over items it would spill.
+/// One slice stays a loop: merged with the loop over items it would spill.
 WYVERN_DEVICE int slice_count() { return sm90::opaque(kSlices); }
 
 using GateForm = sm90::GateForm<GATE_IN_KERNEL, HAS_A_LOG, LOWER_BOUND>;

@@ -2,9 +2,9 @@
 // one head's chunk at a time, the channels of K in slices of 64. The names are those of
 // backward/stages.hpp.
 //
-// The first warpgroup loads tiles and decays rows (operands.cuh), the second makes F and dQ, the
-// third M and dK, the fourth ends the gradients of gates and of beta (gates.cuh). What goes into dG
-// is what both sweeps saw, rounded: terms that cancel in exact arithmetic cancel here too.
+// The first warpgroup loads tiles and decays rows (operands.cuh), the second computes F and dQ, the
+// third M and dK, the fourth the gradients of gates and of beta (gates.cuh). dG is computed from
+// the same rounded operands as both sweeps: terms that cancel in exact arithmetic cancel here too.
 #include "backward/kda_gradient/gates.cuh"
 #include "backward/kda_gradient/operands.cuh"
 #include "backward/kda_gradient/sweep.cuh"
@@ -13,7 +13,7 @@ using sm90::columns_of;
 using sm90::rows_of;
 using SliceStore = sm90::SliceStore<DTYPE, K>;
 
-/// Registers of a thread of each warpgroup. At launch all have as many.
+/// Register budget of a thread of each warpgroup (setmaxnreg).
 constexpr int kOperandRegisters = kMayBeSteep || ERASE_WRITE || kSlices == 1 ? 96 : 88;
 constexpr int kQueryRegisters = kMayBeSteep || ERASE_WRITE ? 144 : 152;
 constexpr int kGateRegisters = 80;
@@ -28,8 +28,8 @@ WYVERN_DEVICE RowPair scales_of(const Block& b, const Turn& turn) {
   return {{1.0f, 1.0f}};
 }
 
-/// Below the diagonal x times factors of columns, elsewhere 0: chosen, so that what is there
-/// (infinities too) does not matter.
+/// Below the diagonal x times factors of columns, elsewhere 0, by selection: elements there may be
+/// infinite.
 WYVERN_DEVICE void keep_strictly_lower(Square& x, float factor, const float* columns, int warp) {
   const int first = sm90::opaque(16 * warp) + lane_index() / 4;
 #pragma unroll
@@ -49,8 +49,8 @@ WYVERN_DEVICE void load_words(uint32 (&words)[4], const SquareTile& tile, int j)
   load_matrix_x4(words, sm90::fragment_at(tile, 16 * j));
 }
 
-/// Calls visit(place, row_half, pair) for pairs of elements of sixteen columns: where the first is
-/// in an accumulator, of which of the thread's rows, and its column.
+/// Calls visit(place, row_half, pair) for pairs of elements of sixteen columns: the first one's
+/// index in an accumulator, which of the thread's rows it is in, and its column.
 template <class Visit>
 WYVERN_DEVICE void for_pairs(int j, Visit&& visit) {
 #pragma unroll
@@ -80,9 +80,9 @@ struct ItemGradients {
     }
     sm90::hand_over(b.slices().empty(turn.keys()));
   }
-  /// Where rows have norms, these are gradients of scaled rows, and what is along a row is taken
-  /// out: `dots` is this thread's part of gradients times rows as given, the last slice's in
-  /// `tile`.
+  /// Where rows have norms, these are gradients of normalized rows, and their components along a
+  /// row are removed: `dots` is this thread's part of gradients times rows as given, the last
+  /// slice's in `tile`.
   WYVERN_DEVICE void store(const SquareTile& tile, const RowPair& dots, const RowPair& scale,
                            const SliceStore& out, const Item& item) {
     const RowPair along = dots.over_quads() * scale * scale * scale * -1.0f;

@@ -72,7 +72,8 @@ struct GivenRows {
   const float *A_log, *dt_bias;
 };
 
-/// What beta's gradient is divided by; 1 where gates of one number an element stand in its place.
+/// What beta's gradient is divided by; 1 where erase and write gates, one number an element,
+/// replace it.
 WYVERN_DEVICE float divisor(const TokenRows<const BETA_DTYPE>& beta, int64 token, int head) {
   if constexpr (ERASE_WRITE)
     return 1.0f;
@@ -110,7 +111,7 @@ WYVERN_DEVICE void load_erase(uint32 (&to)[16], const TokenRows<const BETA_DTYPE
     to[i] = first + i < rows ? *reinterpret_cast<const uint32*>(from) : 0;
 }
 
-/// A slice's operands, of which a warp has 16 rows and a lane two channels; `erase` is the slice's.
+/// A slice's operands: a warp has 16 rows of them and a lane two channels; `erase` is the slice's.
 WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& item, GateForm form,
                                  const Float2& dt_bias, const TokenRows<const BETA_DTYPE>& erase) {
   const int warp = warp_index();

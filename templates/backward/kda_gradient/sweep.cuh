@@ -102,7 +102,7 @@ struct Sweep {
         sm90::pin(own);
       }
   }
-  /// Both, step by step beside each other.
+  /// Both, step by step in turns.
   WYVERN_DEVICE static void by_rows_and_columns(const Block& b, Square& x, Square& y, Fragment& m) {
 #pragma unroll
     for (int step = 0; step < 4; ++step)

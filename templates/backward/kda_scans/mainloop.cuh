@@ -12,7 +12,7 @@
 template <class P, bool Reverse>
 struct KdaScan;
 
-/// What a block has, whatever its direction.
+/// A block's state in either direction.
 template <class P>
 struct KdaScans {
   using Params = P;

@@ -1,13 +1,13 @@
-// The recurrence token by token where there are many states: they go through shared memory as they
-// are, whole, by copies that no thread waits for, some coming and some going while one is worked
-// on. Blocks stay, one a multiprocessor, and take a sequence and value head after the other. One
-// warp starts the loads, one the stores, kRowWarps prepare rows of tokens, and kStateWarps keep a
-// part of the state each from the first token to the last.
+// The recurrence token by token where there are many states: asynchronous bulk copies move whole
+// states through a pipeline in shared memory, so that loads, stores and the recurrence overlap.
+// Blocks are persistent, one a multiprocessor; an item is a sequence and value head. One warp
+// starts the loads, one the stores, kRowWarps prepare rows of tokens, and kStateWarps hold a part
+// of the state each from the first token to the last.
 #include "decode/recurrent/rows.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 
-/// As decode.cuh wants to know it.
-struct Walk : Spec {
+/// The Spec of decode.cuh: all columns, by the state warps.
+struct StateSpec : Spec {
   static constexpr int BV = V, num_warps = recurrent::kStateWarps;
 };
 
@@ -19,13 +19,13 @@ constexpr bool kFromMemory = INPLACE_STATE || INITIAL_STATE;
 /// Whether the state after the last token goes where slots.to says.
 constexpr bool kToMemory = FINAL_STATE || (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL);
 
-using State = decode::State<Walk>;
+using State = decode::State<StateSpec>;
 using StateItem = decode::StateItem;
-using RowVector = decode::KeyVector<Walk, float>;
+using RowVector = decode::KeyVector<StateSpec, float>;
 using StatePipeline = sm90::Pipeline<num_stages>;
 using RowPipeline = sm90::Pipeline<recurrent::kRowBuffers>;
-constexpr int kKeys = decode::Share<Walk>::kKeys;
-constexpr int kValues = decode::Share<Walk>::kValues;
+constexpr int kKeys = decode::Share<StateSpec>::kKeys;
+constexpr int kValues = decode::Share<StateSpec>::kValues;
 
 struct Block {
   unsigned char* shared;
@@ -121,14 +121,16 @@ WYVERN_DEVICE void add_squares(const float (&o)[kValues], float* row, int column
 #pragma unroll
   for (int j = 0; j < kValues; ++j) squares = fused_multiply_add(o[j], o[j], squares);
   // Lanes that share columns have the same numbers.
-  squares = sum_warp(decode::Share<Walk>::key_lane() == 0 ? squares : 0.0f);
-  if (lane_index() == 0) row[kPlaces.squares + column / decode::kColumns<Walk>] = squares;
+  squares = sum_warp(decode::Share<StateSpec>::key_lane() == 0 ? squares : 0.0f);
+  if (lane_index() == 0) row[kPlaces.squares + column / decode::kColumns<StateSpec>] = squares;
 }
 
-/// The thread's columns of o_t, normalized and gated: here the state warps meet, once a token.
-WYVERN_DEVICE decode::ValueVector<Walk, DTYPE> normalized(const float (&o)[kValues],
-                                                          const float* row, int column, float eps) {
-  decode::ValueVector<Walk, float> gate = {};
+/// The thread's columns of o_t, normalized and gated: the state warps synchronize here, once a
+/// token.
+WYVERN_DEVICE decode::ValueVector<StateSpec, DTYPE> normalized(const float (&o)[kValues],
+                                                               const float* row, int column,
+                                                               float eps) {
+  decode::ValueVector<StateSpec, float> gate = {};
   gate.load(row + kPlaces.output_gate, column);
   sm90::sync_named(1, recurrent::kStateWarps * 32);
   float squares = 0.0f;
@@ -138,7 +140,7 @@ WYVERN_DEVICE decode::ValueVector<Walk, DTYPE> normalized(const float (&o)[kValu
     squares += part.at[0] + part.at[1] + (part.at[2] + part.at[3]);
   }
   const float rstd = reciprocal_sqrt(squares / V + eps);
-  decode::ValueVector<Walk, DTYPE> out;
+  decode::ValueVector<StateSpec, DTYPE> out;
 #pragma unroll
   for (int j = 0; j < kValues; ++j) out[j] = from_float<DTYPE>(o[j] * rstd * gate[j]);
   return out;
@@ -155,7 +157,7 @@ WYVERN_DEVICE void step(State& S, float* row, bool last, DTYPE* o, int column, f
   [[maybe_unused]] RowVector decays, erasing;
   if constexpr (VECTOR_GATE) decays.load(row + kPlaces.decay);
   if constexpr (ERASE_WRITE) erasing.load(row + kPlaces.erasing);
-  decode::ValueVector<Walk, float> v = {};
+  decode::ValueVector<StateSpec, float> v = {};
   v.load(row + kPlaces.v, column);
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
@@ -170,11 +172,11 @@ WYVERN_DEVICE void step(State& S, float* row, bool last, DTYPE* o, int column, f
   }
   const float beta = numbers.at[1], kq = numbers.at[2];
   float u[kValues], o_t[kValues];
-  decode::ValueVector<Walk, DTYPE> out;
+  decode::ValueVector<StateSpec, DTYPE> out;
 #pragma unroll
   for (int j = 0; j < kValues; ++j) {
-    u[j] = beta * (v[j] - decode::Share<Walk>::sum_key_lanes(with_k[j]));
-    const float read = decode::Share<Walk>::sum_key_lanes(with_q[j]);
+    u[j] = beta * (v[j] - decode::Share<StateSpec>::sum_key_lanes(with_k[j]));
+    const float read = decode::Share<StateSpec>::sum_key_lanes(with_q[j]);
     o_t[j] = fused_multiply_add(u[j], kq, read);
     out[j] = from_float<DTYPE>(o_t[j]);
   }
@@ -188,8 +190,9 @@ WYVERN_DEVICE void step(State& S, float* row, bool last, DTYPE* o, int column, f
 
 /// All steps of a sequence; `keep(token)` is called after each token's.
 template <class Keep>
-WYVERN_DEVICE void walk(const Block& b, State& S, RowPipeline::Position& at, const StateItem& item,
-                        int column, const TokenRows<DTYPE>& o, float norm_eps, Keep&& keep) {
+WYVERN_DEVICE void decode_item(const Block& b, State& S, RowPipeline::Position& at,
+                               const StateItem& item, int column, const TokenRows<DTYPE>& o,
+                               float norm_eps, Keep&& keep) {
   for (int64 row = item.begin * STEPS; row < item.end * STEPS; ++row, at.advance()) {
     const int64 token = row / STEPS;
     const bool last = row % STEPS == STEPS - 1;
@@ -241,7 +244,7 @@ WYVERN_KERNEL(kThreads, 1) {
     return prepare_rows(b, items, in, warp - 2, e);
   }
 
-  const int column = (warp - 2 - recurrent::kRowWarps) * decode::kColumns<Walk>;
+  const int column = (warp - 2 - recurrent::kRowWarps) * decode::kColumns<StateSpec>;
   StateItem item;
   RowPipeline::Position row_at;
   for (StatePipeline::Position at; items.next(item); at.advance()) {
@@ -252,9 +255,9 @@ WYVERN_KERNEL(kThreads, 1) {
     if (kFromMemory && item.starts)
       S.load(b.state(at), column, scale_at<Spec>(state_scale, item.slots.from_scale));
     if (item.slots.null)
-      decode::clear_output<Walk>({o, o_stride}, item.begin, item.end, item.head, column);
+      decode::clear_output<StateSpec>({o, o_stride}, item.begin, item.end, item.head, column);
     else
-      walk(b, S, row_at, item, column, {o, o_stride}, e.norm_eps, [&](int64 token) {
+      decode_item(b, S, row_at, item, column, {o, o_stride}, e.norm_eps, [&](int64 token) {
         if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
           const StateSlots own =
               token_slot<Spec>(item.n, token, item.head, e, state_stride, state_index);

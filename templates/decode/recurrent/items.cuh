@@ -1,4 +1,5 @@
-// How blocks, one a multiprocessor, share out the states of a launch. S is the kernel's Spec.
+// The scheduler of persistent blocks, one a multiprocessor, over the states of a launch. S is the
+// kernel's Spec.
 #pragma once
 
 #include "device/cuda/decode.cuh"
@@ -26,7 +27,7 @@ class StateItems {
                            const boolean* has_initial_state)
       : e_(e), find_(find), cu_seqlens_(cu_seqlens), has_initial_state_(has_initial_state) {}
 
-  /// Goes on to the next item, by a whole warp; false where there is none.
+  /// The next item, by a whole warp; false where there is none.
   WYVERN_DEVICE bool next(StateItem& item) {
     const int64 at = block_index() + count_ * block_count();
     if (at >= all()) return false;

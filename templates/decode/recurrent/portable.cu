@@ -1,6 +1,6 @@
 // The recurrence token by token, for a few tokens a sequence. A warp keeps all of K x kColumns of
-// one state in registers from the first token to the last; warps do not meet on the way, so there
-// is no shared memory, and a state moves once in and once out. With OUTPUT_NORM a block has all
+// one state in registers from the first token to the last; warps do not synchronize, there is no
+// shared memory, and a state is read once and written once. With OUTPUT_NORM a block has all
 // columns: at once, and its warps tell each other their sums of squares once a token; or, where
 // they are too many for its registers, BV after BV and twice, first for the sums of squares of
 // rows of o, then for the rows.
@@ -24,7 +24,7 @@ using ValueVector = decode::ValueVector<Spec, T>;
 constexpr int kKeys = decode::Share<Spec>::kKeys;
 constexpr int kValues = decode::Share<Spec>::kValues;
 
-/// What a step of a token brings, as stored: loaded one step ahead of its use. A token's first step
+/// Inputs of a step of a token, as stored: loaded one step ahead of their use. A token's first step
 /// decays the state, its last one reads it with q.
 struct Token {
   KeyVector<DTYPE> k, q;
@@ -42,7 +42,7 @@ struct Tensors {
   TokenRows<const G_DTYPE> g;
 };
 
-/// Whether row `row` of k, of which a token has STEPS, decays the state; whether it reads it.
+/// A token has STEPS rows of k. Whether row `row` decays the state; whether it reads it.
 WYVERN_DEVICE bool is_first(int64 row) { return STEPS == 1 || row % STEPS == 0; }
 WYVERN_DEVICE bool is_last(int64 row) { return STEPS == 1 || row % STEPS == STEPS - 1; }
 
@@ -88,8 +88,8 @@ WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now
   sums.reduce();
 }
 
-/// Rows of o from `first` to `end`: of those before a walk makes the states only. With OUTPUT_NORM
-/// and not kAtOnce a walk is for their sums of squares, or for themselves once these are known.
+/// Rows of o from `first` to `end`; tokens before them only update the state. With OUTPUT_NORM and
+/// not kAtOnce one pass computes their sums of squares (not `measured`), the next the rows.
 struct Rows {
   int64 first, end;
   bool measured = true;
@@ -191,8 +191,8 @@ WYVERN_KERNEL(kThreads, 0) {
                       e.norm_eps,
                       array_at<kLayout.squares>(shared_memory())};
 
-  const auto walk = [&](int column, const Rows& rows) {
-    // A walk that measures rows leaves the pool as it is: the next one starts from it too.
+  const auto decode = [&](int column, const Rows& rows) {
+    // The pass that measures rows leaves the pool unchanged: the next one starts from it too.
     const bool keeps = kAtOnce || !OUTPUT_NORM || rows.measured;
     State S;
     S.clear();
@@ -261,11 +261,11 @@ WYVERN_KERNEL(kThreads, 0) {
     if constexpr (FINAL_STATE) S.store(final_state + slots.to, column);
   };
   if constexpr (!OUTPUT_NORM || kAtOnce) {
-    walk(first_column, {begin, end});
+    decode(first_column, {begin, end});
   } else {
     const auto walk_columns = [&](const Rows& rows) {
 #pragma unroll 1
-      for (int column = first_column; column < V; column += BV) walk(column, rows);
+      for (int column = first_column; column < V; column += BV) decode(column, rows);
     };
     int64 first = begin;
     do {

@@ -1,5 +1,5 @@
-// A token's row of k, and what goes with it, as the warps with the state want it: in fp32, with
-// norms, gates and factors applied, so that no two threads do so twice. S is the kernel's Spec.
+// A token's row of k, and its other inputs, prepared for the warps that hold the state: in fp32,
+// with norms, gates and factors applied once for all threads. S is the kernel's Spec.
 #pragma once
 
 #include "decode/recurrent/hopper_layout.hpp"

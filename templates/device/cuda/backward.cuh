@@ -73,7 +73,7 @@ WYVERN_DEVICE float sum_of_quad(float x) {
 }
 
 /// A power of two near K, factor on operands that hold two scales of normalized rows: keeps those
-/// of rows with elements near 1 near 1, as fp16 wants it. 1 where rows are not `Scaled`.
+/// of rows with elements near 1 near 1, for fp16's range. 1 where rows are not `Scaled`.
 template <bool Scaled, int K>
 WYVERN_DEVICE constexpr float balance() {
   float factor = 1.0f;

@@ -1,4 +1,4 @@
-// The checkpoints that a walk through a sequence comes to, as a warp finds them.
+// The checkpoints of a scan over a sequence, found by a warp.
 #pragma once
 
 #include "device/checkpoints.hpp"

@@ -39,7 +39,7 @@ WYVERN_DEVICE Chunk locate_chunk(int slot, const Extents& e, const int32* seq_of
   return chunk;
 }
 
-/// The chunk's rows of a tensor whose rows lie `stride` elements apart, each from `column` on.
+/// The chunk's rows of a tensor whose rows are `stride` elements apart, each from `column` on.
 template <class T>
 WYVERN_DEVICE TokenRows<T> rows_in(const Chunk& chunk, T* tensor, int64 stride, int column) {
   return TokenRows<T>{tensor, stride}.at(chunk.token, column);

@@ -1,5 +1,5 @@
 // Work on a chunk's rows column by column, a column being a head or one key of a head. A block
-// takes a group of columns: some lanes lie along them with a vector of neighbours each, and each
+// has a group of columns: lanes are laid out along them, a vector of neighbours each, and each lane
 // holds a segment of the rows in registers.
 #pragma once
 
@@ -86,7 +86,7 @@ struct ColumnTile {
 enum class Segments { before, after, all };
 
 /// Calls add(the vector x of a segment of this thread's columns) for the segments that Which says,
-/// always in the same order. Every thread of the block takes part.
+/// always in the same order. By every thread of the block.
 template <Segments Which, class Shape, class Add>
 WYVERN_DEVICE void for_segments(const float (&x)[Shape::kVector], const ColumnPlace<Shape>& at,
                                 Add&& add) {

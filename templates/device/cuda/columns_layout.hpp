@@ -10,7 +10,7 @@ namespace wyvern::cuda {
 struct ColumnSplit {
   int vector;        ///< neighbouring columns of a thread
   int lanes = 1;     ///< threads along the columns, a power of two
-  int groups = 1;    ///< of as many columns as a block takes
+  int groups = 1;    ///< of as many columns as a block has
   int segments = 1;  ///< of rows
   int rows = 1;      ///< of a segment: of a thread
 

@@ -1,5 +1,5 @@
-// The states at the borders of segments, in order: S <- M S + R, all in fp32. Where M is 0, S is R,
-// whatever it was: those states are copied all at once.
+// The states at the borders of segments, in order: S <- M S + R, all in fp32. Where M is 0, S is R
+// for any S: those states are copied all at once.
 #pragma once
 
 #include "device/cuda/mma.cuh"
@@ -10,10 +10,10 @@ namespace wyvern::cuda {
 
 /// One block BV columns of the state of one sequence and value head. S is the kernel's Spec.
 ///
-/// A step is short and depends on the one before, so that what it reads of memory is on its way a
-/// turn ahead: a warp has sixteen rows of M in registers, as the products take them, and what
-/// is about to be multiplied, or was just now, makes room for the next turn's. Only the state goes
-/// from warp to warp, through shared memory, with one barrier a step.
+/// A step is short and depends on the one before, so its operands are loaded a turn ahead: a warp
+/// has sixteen rows of M in registers, as operands of products, and loads the next turn's to those
+/// that are about to be multiplied, or just were. Only the state passes between warps, through
+/// shared memory, with one barrier a step.
 template <class S>
 struct SegmentCombine {
   static constexpr int K = S::K, V = S::V, BV = S::BV;
@@ -62,8 +62,8 @@ struct SegmentCombine {
     int first;  ///< row
     bool any;   ///< whether there are such rows
 
-    /// Four columns of a row of M. Where there is no such turn, whatever: a load that is not made
-    /// would keep the rows before and after it in registers.
+    /// Four columns of a row of M. Where there is no such turn, of any row: a load under a
+    /// condition would keep the rows before and after it in registers.
     WYVERN_DEVICE void fetch(Four& x, int row, int col) const {
       if constexpr (K % 16 == 0) {
         x = load<4>(M + row * K + col);
@@ -93,8 +93,8 @@ struct SegmentCombine {
     }
   };
 
-  /// sum += 16 rows of M, of which step `step` is given, times the state's rows there; `own` is
-  /// this lane's of the first.
+  /// Step `step` of sum += 16 rows of M times the state's rows there; `own` is this lane's of the
+  /// first.
   WYVERN_DEVICE static void multiply_step(Columns& sum, const Four& high, const Four& low,
                                           const float* own, int step) {
     Four b[BV / 8];
@@ -164,7 +164,7 @@ struct SegmentCombine {
                                    uint32 mask, int tile_v, SlotOf&& slot_of) {
     constexpr int kWidth = V % BV == 0 ? 4 : 1;
     constexpr int kPieces = K * BV / kWidth;      // of a state
-    constexpr int kAhead = kSteps <= 8 ? 16 : 8;  // of a thread, on their way together
+    constexpr int kAhead = kSteps <= 8 ? 16 : 8;  // loads of a thread in flight
     using Piece = Vector<float, kWidth>;
     const auto offset_of = [&](int i) {
       return i % kPieces / (BV / kWidth) * V + tile_v + i % (BV / kWidth) * kWidth;
@@ -193,11 +193,11 @@ struct SegmentCombine {
     }
   }
 
-  /// Walks the segments of the block's sequence, forwards or backwards: writes the state at each
-  /// one's near border and takes it through the segment. `begin(sequence, head, k, v)` is the state
-  /// at the start.
+  /// Scans the segments of the block's sequence, forwards or backwards: writes the state at each
+  /// one's near border and applies the segment to it. `begin(sequence, head, k, v)` is the state at
+  /// the start.
   template <bool Backwards, class Begin>
-  WYVERN_DEVICE static void walk(unsigned char* shared, const float* segment_M,
+  WYVERN_DEVICE static void scan(unsigned char* shared, const float* segment_M,
                                  const float* segment_R, const int32* seq_offsets,
                                  float* segment_state, const Extents& e, Begin&& begin) {
     constexpr int kLength = S::SEG * S::BT;

@@ -21,10 +21,10 @@ inline constexpr int kVector =
                 static_cast<int>(size_of(S::STATE_DTYPE)),
             8);
 
-/// How 32 lanes share a warp's part of the state. Lanes lie along the state's rows in whole vectors
-/// first: along V for K-first states, along up to sixteen vectors of K for V-first ones. A thread
-/// holds kKeys x kValues elements; its keys come in runs of kKeyRun neighbours, its value columns
-/// in runs of kValueRun.
+/// How 32 lanes share a warp's part of the state. Lanes are laid out along the state's rows in
+/// whole vectors first: along V for K-first states, along up to sixteen vectors of K for V-first
+/// ones. A thread holds kKeys x kValues elements; its keys come in runs of kKeyRun neighbours, its
+/// value columns in runs of kValueRun.
 template <class S, bool ValuesFirst>
 struct Lanes {
   static constexpr int kValueLanes = kColumns<S> / kVector<S>;
@@ -112,7 +112,7 @@ struct KeyVector {
   }
 };
 
-/// A thread's part of a vector over V, as stored; what lies past V is not read.
+/// A thread's part of a vector over V, as stored; elements past V are not read.
 template <class S, class T>
 struct ValueVector {
   T run[Share<S>::kValueRuns][Share<S>::kValueRun];
@@ -143,7 +143,7 @@ struct State {
   float x[Share<S>::kKeys][Share<S>::kValues];
 
   /// Calls visit(offset of a run in the state, its first key index, its first value index) for
-  /// every run of neighbours in memory that lies inside K and V.
+  /// every run of neighbours in memory inside K and V.
   template <class Visit>
   WYVERN_DEVICE static void for_runs(int column, Visit&& visit) {
     using At = Share<S>;

@@ -8,7 +8,7 @@
 namespace wyvern::cuda {
 
 /// The gradient of the chunk's log decays: reverse sums of dG, and 0 where the floor took the place
-/// of the decay. G and dG point to the chunk's first row. A floor of -infinity never takes effect:
+/// of the decay. G and dG point to the chunk's first row. A floor of -infinity has no effect:
 /// nothing is below it.
 template <class Shape>
 WYVERN_DEVICE void log_decay_gradient(ColumnTile<Shape>& dg, const float* dG, const float* G,

@@ -1,11 +1,11 @@
 // Aqk and A, the products of a chunk whose decay differs by key channel: the sum over c of
 // x_rc k_sc exp(G_rc - G_sc).
 //
-// The decay is shared out around an anchor row n: (x_rc exp(G_rc - G_nc)) (k_sc exp(G_nc - G_sc)).
+// The decay is factored at an anchor row n: (x_rc exp(G_rc - G_nc)) (k_sc exp(G_nc - G_sc)).
 // With n between s and r both exponents are <= 0, at any gate; with a bounded gate any n within
 // eight rows of r will do, as exponents of the wrong sign stay below 40. Scaled operands are fp32
-// whatever the tensors are, and their products run in a Precision: rounding both to 16 bits would
-// take half of the error budget, and fp16 has no range for them.
+// for tensors of any dtype, and their products run in a Precision: rounding both to 16 bits would
+// use half of the error budget, and fp16 has no range for them.
 #pragma once
 
 #include "device/cuda/kda_rows.cuh"
@@ -102,7 +102,7 @@ struct IntraStrip {
 
 /// Every Split-th pair of columns from `share` on: adds the products inside the diagonal block,
 /// where no anchor lies between all rows: each pair of rows has its own exponents, shared by
-/// queries and keys. What lies above the diagonal is of no use.
+/// queries and keys. Elements above the diagonal are not used.
 template <int Split, class Keys, int Size>
 WYVERN_DEVICE void add_diagonal_block(IntraStrip<Size>& sum, const Keys& tile, int strip,
                                       int share) {
@@ -151,8 +151,8 @@ WYVERN_DEVICE void add_diagonal_block(IntraStrip<Size>& sum, const Keys& tile, i
 
 /// Adds a strip's products over the tile's columns, on and below the diagonal: q's rows with k's,
 /// and the erasing rows with k's. Split warps share the columns, this one has share `share`. The
-/// strip's first row must be one of the chunk's `rows`. Rows at or past `rows`, and what lies above
-/// the diagonal, may become anything.
+/// strip's first row must be one of the chunk's `rows`. Rows at or past `rows`, and elements
+/// above the diagonal, are undefined.
 template <Precision P, bool Bounded, int Split, class Keys, int Size>
 WYVERN_DEVICE void accumulate_intra(IntraStrip<Size>& sum, const Keys& tile, int strip, int rows,
                                     int share) {
@@ -177,7 +177,7 @@ WYVERN_DEVICE void accumulate_intra(IntraStrip<Size>& sum, const Keys& tile, int
 }
 
 /// Adds the other shares' sums to share 0's, always in the same order. `memory` is shared,
-/// share_floats() long, and free. Every warp of the block takes part.
+/// share_floats() long, and free. By every warp of the block.
 template <int Split, int Size>
 WYVERN_DEVICE void join_shares(IntraStrip<Size>& sum, float* memory, int strip, int share) {
   if constexpr (Split > 1) {

@@ -111,7 +111,7 @@ struct InterBackward {
 
   /// Sets the gradients of rows of `strip` in N times sixteen columns from `col`, the chunk-end
   /// term left out; sums[c] is what column c gives to that: the sum of k exp(G_C - G) (V' dS'^T)
-  /// over the strip's rows but the chunk's `last`, which gives and takes the same. Adds to the
+  /// over the strip's rows but the chunk's `last`, which adds and subtracts the same. Adds to the
   /// gradients of the rates.
   template <int N, class RateGradients, class Rates>
   WYVERN_DEVICE void set(KeyGradients (&d)[N], RateGradients& d_rates, const Rates& rates,
@@ -295,8 +295,8 @@ struct StateBackward {
     return Rates::at(buffer(index).tile, inter.rows);
   }
 
-  /// Brings dO, V' and X to shared memory, starts on the first K tiles, writes dv, and dwrite or
-  /// returns what X gives to dbeta of row thread_index().
+  /// Loads dO, V' and X to shared memory, starts to load the first K tiles, writes dv, and dwrite
+  /// or returns what X gives to dbeta of row thread_index().
   WYVERN_DEVICE float begin(const Inputs& in, T* dv, Gate* dwrite) {
     inter.unit = in.unit;
     inter.d_unit = in.d_unit;

@@ -6,7 +6,7 @@
 // by blocks of sixteen rows. E is split at an anchor row between r and s, so that each factor rides
 // on one operand of a product: the later block's first row, or, inside a block, its middle row.
 //
-// What a pair (r, s) adds to the gate's gradient in row r it takes away in row s, and the sum over
+// What a pair (r, s) adds to the gate's gradient in row r it subtracts in row s, and the sum over
 // later rows that follows cancels most of it. So both see the same rounded operands, and the
 // diagonal, where r = s, counts in dq and dk only.
 //

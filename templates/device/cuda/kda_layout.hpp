@@ -48,7 +48,7 @@ constexpr RowPlace take_rows(LayoutBuilder& at, long long rows, bool scaled) {
   return place;
 }
 
-/// Floats in which the `split` warps of each strip join their shares of Aqk and A (join_shares).
+/// Floats by which the `split` warps of each strip add their parts of Aqk and A (join_shares).
 constexpr long long share_floats(long long rows, long long split) {
   return (split - 1) * (rows / 16) * (rows / 8) * 2 * 128;
 }

@@ -130,7 +130,7 @@ WYVERN_DEVICE RowFactors rows_at(unsigned char* start) {
           array_at<Place.k_rstd>(start)};
 }
 
-/// beta of row r, of a kernel with the constants S; 1 where gates an element stand in its place.
+/// beta of row r, of a kernel with the constants S; 1 where erase and write gates replace it.
 template <class S, class Beta>
 WYVERN_DEVICE float row_rate(const TokenRows<const Beta>& beta, int r) {
   if constexpr (S::ERASE_WRITE)

@@ -21,7 +21,7 @@ WYVERN_DEVICE Accumulator scaled(const Accumulator& a, float factor) {
 WYVERN_DEVICE int accumulator_row(int i) { return lane_index() / 4 + (i / 2) * 8; }
 WYVERN_DEVICE int accumulator_col(int i) { return lane_index() % 4 * 2 + i % 2; }
 
-/// What is left of `x` when it is rounded to T.
+/// The remainder of `x` rounded to T.
 template <class T>
 WYVERN_DEVICE Accumulator rounded_off(const Accumulator& x) {
   Accumulator rest;
@@ -30,7 +30,7 @@ WYVERN_DEVICE Accumulator rounded_off(const Accumulator& x) {
   return rest;
 }
 
-/// `x` kept within the range of T: a factor may be large only because what it meets is small.
+/// `x` clamped to the range of T: a factor may be large only because its other operand is small.
 template <class T>
 WYVERN_DEVICE float within_range(float x) {
   if constexpr (kSame<T, fp16>) return maximum(-65504.0f, -maximum(-65504.0f, -x));
@@ -83,7 +83,7 @@ WYVERN_DEVICE FragmentA<T> load_a(const Tile<T, Rows, Cols>& tile, int row, int 
   return a;
 }
 
-/// The same of the transpose of what is stored: element (row, depth) at tile(depth, row).
+/// The same of a tile stored transposed: element (row, depth) at tile(depth, row).
 template <class T, int Rows, int Cols>
 WYVERN_DEVICE FragmentA<T> load_a_transposed(const Tile<T, Rows, Cols>& tile, int row, int depth) {
   FragmentA<T> a;

@@ -85,7 +85,7 @@ WYVERN_DEVICE uint32 pack<fp16>(float low, float high) {
   return y;
 }
 
-/// The same, with what is beyond T's largest number as that number. Few sums are beyond bf16's.
+/// The same, clamped to T's largest number. Few sums are beyond bf16's.
 template <class T>
 WYVERN_DEVICE uint32 pack_within_range(float low, float high) {
   return pack<T>(low, high);
@@ -132,7 +132,7 @@ WYVERN_DEVICE float absolute(float x) { return fabsf(x); }
 // ---- wide stores --------------------------------------------------------------------------------
 
 /// Eight or sixteen bytes to global memory, aligned to their number, in one access. The compiler
-/// takes assignments of structs apart and does not always join the pieces again.
+/// splits assignments of structs and does not always merge the pieces again.
 WYVERN_DEVICE void store_words(void* to, const uint32 (&x)[2]) {
   asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(to)), "r"(x[0]),
                "r"(x[1])

@@ -1,10 +1,10 @@
-// The reverse state scan's walk through chunks, from the last to the first, for the templates that
-// scan whole sequences, segments for their effect on a state's gradient, and segments from a known
+// The reverse state scan over chunks, from the last to the first, for the templates that scan whole
+// sequences, segments for their effect on a state's gradient, and segments from a known
 // one. Chunks of q, k, w, dO, dv_local and the gate stream through num_stages buffers, one barrier
 // a chunk.
 #pragma once
 
-#include "device/cuda/walk.cuh"
+#include "device/cuda/scan_block.cuh"
 #include "device/scan_inputs.hpp"
 
 namespace wyvern::cuda {
@@ -45,7 +45,7 @@ struct ReverseScan : ScanBlock<S> {
     float* q_rstd = array_at<kLayout.q_rstd>(start);
     float* k_rstd = array_at<kLayout.k_rstd>(start);
 
-    /// Of the buffers that start at `shared`, that of the walk's step `step`.
+    /// The buffer of step `step`; the buffers start at `shared`.
     WYVERN_DEVICE Buffer(unsigned char* shared, int step)
         : start(shared + step % S::num_stages * kLayout.buffer_bytes) {}
   };
@@ -116,7 +116,7 @@ struct ReverseScan : ScanBlock<S> {
                                          int first_col, int last, float scale, bool outputs) {
     if constexpr (S::SCALAR_GATE) decay_state<false>(state, buffer.G + last);
     if constexpr (S::VECTOR_GATE) decay_state<true>(state, buffer.Gk_end);
-#pragma unroll(kHalf<T> ? BT / 16 : 1)
+#pragma unroll(kHalf <T> ? BT / 16 : 1)
     for (int step = 0; step < BT / kDepth<T>; ++step) {
       const int row = step * kDepth<T>;
       FragmentA<T> a[kStrips];
@@ -168,20 +168,20 @@ struct ReverseScan : ScanBlock<S> {
     load_tile<kThreads, K>(buffer.w, in.w + row * K, int64{in.e.HV} * K, rows, K);
   }
 
-  /// Takes `state` through the chunks of the walk, last to first. `begin` sets it, once the first
-  /// loads are on their way; `before(chunk, state)` sees the gradient of the state that leaves each
+  /// Updates `state` by the chunks of the range, last to first. `begin` sets it, once the first
+  /// loads have started; `before(chunk, state)` sees the gradient of the state that leaves each
   /// chunk, `found(chunk, rows, values)` the chunk's dU^T.
   template <class Begin, class Before, class Found>
   WYVERN_DEVICE static void scan_chunks(unsigned char* shared, State& state, const Inputs& in,
-                                        const Walk& walk, const StateColumns& columns,
+                                        const ScanRange& range, const StateColumns& columns,
                                         Begin&& begin, Before&& before, Found&& found) {
-    const int chunks = ceil_div(walk.tokens, BT);
+    const int chunks = ceil_div(range.tokens, BT);
     const int warp_col = Block::warp_column();
     const auto load = [&](int step) {
       if (step < chunks) {
         const int first = (chunks - 1 - step) * BT;
-        load_chunk(Buffer(shared, step), in, walk.token + first, smaller(walk.tokens - first, BT),
-                   walk.head, columns);
+        load_chunk(Buffer(shared, step), in, range.token + first, smaller(range.tokens - first, BT),
+                   range.head, columns);
       }
       copy_async_commit();
     };
@@ -197,7 +197,7 @@ struct ReverseScan : ScanBlock<S> {
       if constexpr (S::num_stages > 1) load(step + S::num_stages - 1);
       const Buffer buffer(shared, step);
       const int chunk = chunks - 1 - step;
-      const int rows = smaller(walk.tokens - chunk * BT, BT);
+      const int rows = smaller(range.tokens - chunk * BT, BT);
       Values values;
       before(chunk, state);
       value_gradient(values, state, buffer, warp_col, rows - 1, in.dv_factor);

@@ -1,18 +1,18 @@
-// The state scan's walk through chunks, for the templates that scan whole sequences, segments for
-// their effect on a state, and segments from a known state. Chunks of w, k, u and the gate stream
-// through num_stages buffers, one barrier a chunk.
+// The state scan over chunks, for the templates that scan whole sequences, segments for their
+// effect on a state, and segments from a known state. Chunks of w, k, u and the gate stream through
+// num_stages buffers, one barrier a chunk.
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
-#include "device/cuda/walk.cuh"
+#include "device/cuda/scan_block.cuh"
 #include "device/cuda/warp.cuh"
 #include "device/scan_inputs.hpp"
 
 namespace wyvern::cuda {
 
-/// The scan of a block's columns of the state. S is the kernel's Spec. Exact is for a walk in which
-/// chunks take away most of what there is and add nothing: what bf16 rounds off then outlasts the
-/// rest, so the state and V' enter their products in two parts.
+/// The scan of a block's columns of the state. S is the kernel's Spec. Exact is for scans whose
+/// chunks erase most of the state and add nothing: rounding errors of bf16 then outlast the rest,
+/// so the state and V' enter their products in two parts.
 template <class S, bool Exact = false>
 struct ForwardScan : ScanBlock<S> {
   using Block = ScanBlock<S>;
@@ -204,14 +204,14 @@ struct ForwardScan : ScanBlock<S> {
     checkpoints.pass();
   }
 
-  /// The `update` of a walk, `passed` tokens of its sequence behind, that writes checkpoints from
-  /// `kept` on: the warp's columns, which start at `first_v`, of a state in `unit`.
+  /// The `update` of a scan that starts `passed` tokens into its sequence and writes checkpoints
+  /// from `kept` on: the warp's columns, which start at `first_v`, of a state in `unit`.
   template <class Element>
-  WYVERN_DEVICE static auto by_checkpoints(State& state, const Inputs& in, const Walk& walk,
+  WYVERN_DEVICE static auto by_checkpoints(State& state, const Inputs& in, const ScanRange& range,
                                            uint32 passed, Checkpoints<S>& kept, int first_v,
                                            Element* to, const float& unit) {
     return [&, passed, first_v, to](int chunk, int rows, Values& values, const Buffer& buffer) {
-      update_state(state, values, buffer, in, walk.token + int64{chunk} * BT, walk.head,
+      update_state(state, values, buffer, in, range.token + int64{chunk} * BT, range.head,
                    passed + chunk * BT, rows, kept, [&](int64 element, State& at) {
                      visit_state<S::STATE_V_FIRST, K, V>(
                          at, first_v, [to = to + element, &unit](int64 offset, float& x) {
@@ -221,22 +221,22 @@ struct ForwardScan : ScanBlock<S> {
     };
   }
 
-  /// Takes `state` through the chunks of the walk. `begin` sets it, once the first loads are on
-  /// their way; `before(chunk, state)` sees the state that enters each chunk, `found(chunk, rows,
-  /// values)` the chunk's V'^T. `update(chunk, rows, values, buffer)`, where it is given, takes
-  /// `state` to the chunk's end in the place of update_state.
+  /// Updates `state` by the chunks of the range. `begin` sets it, once the first loads have
+  /// started; `before(chunk, state)` sees the state that enters each chunk, `found(chunk, rows,
+  /// values)` the chunk's V'^T. `update(chunk, rows, values, buffer)`, where it is given, updates
+  /// `state` to the chunk's end in place of update_state.
   template <class Begin, class Before, class Found, class... Update>
   WYVERN_DEVICE static void scan_chunks(unsigned char* shared, State& state, const Inputs& in,
-                                        const Walk& walk, const StateColumns& columns,
+                                        const ScanRange& range, const StateColumns& columns,
                                         Begin&& begin, Before&& before, Found&& found,
                                         Update&&... update) {
-    const int chunks = ceil_div(walk.tokens, BT);
+    const int chunks = ceil_div(range.tokens, BT);
     const auto load = [&](int chunk) {
       if (chunk < chunks) {
         const Buffer buffer(shared, chunk);
-        const int64 first = walk.token + int64{chunk} * BT;
-        const int64 row = first * in.e.HV + walk.head;
-        const int rows = smaller(walk.tokens - chunk * BT, BT);
+        const int64 first = range.token + int64{chunk} * BT;
+        const int64 row = first * in.e.HV + range.head;
+        const int rows = smaller(range.tokens - chunk * BT, BT);
         load_tile<kThreads, K>(buffer.w, in.w + row * K, int64{in.e.HV} * K, rows, K);
         load_tile<kThreads, V>(buffer.u, in.u + row * V + columns.first, int64{in.e.HV} * V,
                                columns.values ? rows : 0, columns_from(columns.first));
@@ -245,7 +245,7 @@ struct ForwardScan : ScanBlock<S> {
         if constexpr (S::VECTOR_GATE)
           load_column<kThreads, kPaddedK>(buffer.Gk_end,
                                           in.Gk + (row + int64{rows - 1} * in.e.HV) * K, 1, K);
-        const int key = Block::key_head(walk.head, in.e);
+        const int key = Block::key_head(range.head, in.e);
         if constexpr (kScaledKeys)
           load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + first * in.e.H + key, in.e.H, rows);
         load_tile<kThreads, K>(buffer.k, in.k.at(first, key * K), rows, K);
@@ -263,7 +263,7 @@ struct ForwardScan : ScanBlock<S> {
       sync_block();
       if constexpr (S::num_stages > 1) load(chunk + S::num_stages - 1);
       const Buffer buffer(shared, chunk);
-      const int rows = smaller(walk.tokens - chunk * BT, BT);
+      const int rows = smaller(range.tokens - chunk * BT, BT);
       Values values;
       before(chunk, state);
       subtract_prediction(values, state, buffer, Block::warp_column(), in.u_factor);
@@ -275,8 +275,8 @@ struct ForwardScan : ScanBlock<S> {
     }
   }
 
-  /// Zeros in BV value columns of one head of the chunk slots that no sequence has, which the
-  /// sequences share out.
+  /// Zeros in BV value columns of one head of the chunk slots that no sequence has: the blocks of
+  /// all sequences clear them in turns.
   WYVERN_DEVICE static void clear_unused_slots(T* h, int sequence, int head, int tile_v,
                                                const int32* chunk_offsets, const Extents& e) {
     for (int64 slot = chunk_offsets[e.N] + sequence; slot < e.NT; slot += e.N) {

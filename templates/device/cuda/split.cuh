@@ -68,7 +68,7 @@ WYVERN_DEVICE float squared_length(const T* row) {
 }
 
 /// The number of chunks of Rows tokens before chunk `first` of a sequence in which any state decays
-/// below 2^-30 of its length; `first`, if that takes more than 4096 tokens or seems to. stretch(t)
+/// below 2^-30 of its length; `first`, if more than 4096 tokens are needed for that. stretch(t)
 /// gives a lane's part of log2 of a bound on how much longer a state can be after the Tokens tokens
 /// that end with token t of the sequence than before them. By all Threads threads; `sums` is shared
 /// memory for one float a warp.

@@ -8,8 +8,8 @@
 
 namespace wyvern::cuda {
 
-/// Value column (of 16) behind row `row` of an accumulator. The order is free, as rows meet only
-/// their own row of other strips; this one gives a lane four neighbouring columns after
+/// Value column (of 16) behind row `row` of an accumulator. The order is free, as rows interact
+/// only their own row of other strips; this one gives a lane four neighbouring columns after
 /// transpose_8x8.
 WYVERN_DEVICE int strip_col(int row) { return row % 8 / 2 * 4 + row / 8 * 2 + row % 2; }
 

@@ -140,7 +140,7 @@ WYVERN_DEVICE void merge_blocks(const Tile<float, Size, Size>& x) {
   }
 }
 
-/// Replaces A, of which the strictly lower part is read, by (I + A)^-1: recursive doubling from
+/// Replaces A by (I + A)^-1, reading its strictly lower part: recursive doubling from
 /// inverted diagonal blocks. Blocks above the diagonal blocks are left as they are. At least
 /// Size/32 warps; A must be visible to the block before, and the inverse is after.
 template <Precision P, int Size>

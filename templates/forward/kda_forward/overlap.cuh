@@ -20,10 +20,10 @@ constexpr int kRun = kSlice;
 
 /// The bounds of the kRun tokens that end with token `last`, in all lanes of a warp.
 ///
-/// A token takes S to A S, A = (I - beta k k^T) diag(a), a = exp(g). Its spectral norm is at most
+/// A token maps S to A S, A = (I - beta k k^T) diag(a), a = exp(g). Its spectral norm is at most
 /// max(a) max(1, |1 - beta |k|^2|). Its entries are at most those of (I + beta |k| |k|^T) diag(a),
 /// which are not negative; so from r = 1, r <- a (r + beta |k| (|k| . r)) from the last token back
-/// bounds the sums of the columns of the product of all A, the largest of which is its 1-norm. No
+/// bounds the sums of the columns of the product of all A; the largest is its 1-norm. No
 /// terms cancel, so that fp32 errs by few parts in 2^24 a token.
 WYVERN_DEVICE RunBounds bounds_of_run(const Block& b, int64 last, const GateForm& form,
                                       const TokenRows<const G_DTYPE>& g, const BetaRows& beta,

@@ -1,6 +1,6 @@
 // kda_forward's load warpgroups: warp 0, the producer, loads slices of 16 tokens, the others, prep
 // warps, prepare them in turns: decayed rows, scores of queries and the inverse of I + A. Within a
-// slice no bounded gate takes exp(-G) out of range. `Scheduler`, a global alias set before the
+// slice exp(-G) stays in range with any bounded gate. `Scheduler`, a global alias set before the
 // include, says which work a block has.
 #pragma once
 
@@ -37,7 +37,7 @@ constexpr bool kRecomputes = kConsumers > 1 && kQueries && !Scheduler::kOverlaps
 constexpr bool kMayBeSteep = !(GATE_IN_KERNEL && LOWER_BOUND);
 constexpr float kLeastDecay = 0x1p-116f;
 
-/// The type of products, whatever DTYPE is: factors of decays have the range of fp32.
+/// The type of products for any DTYPE: factors of decays have the range of fp32.
 using Operand = bf16;
 using RowTile = sm90::SwizzledTile<Operand, 2 * kSlice, K>;
 using UpdateTile = sm90::SwizzledTile<Operand, kSlice, K>;
@@ -55,7 +55,7 @@ using sm90::kEightRows;
 using sm90::kGroup;
 using sm90::row_of;
 
-/// What a slice's TMA loads bring. A panel has 64 columns of a slice of k, or of q.
+/// A slice's tiles, loaded by TMA. A panel has 64 columns of a slice of k, or of q.
 constexpr int kPanelBytes = kSlice * 128;
 constexpr int kGateBytes = kSlice * K * static_cast<int>(sizeof(G_DTYPE));
 constexpr int kSliceBytes = (kQueries ? 2 : 1) * K / 64 * kPanelBytes + kGateBytes;

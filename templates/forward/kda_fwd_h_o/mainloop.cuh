@@ -22,9 +22,9 @@ struct KdaFwdHO {
   using Io = sm90::StateIo<Scheduler>;
   static constexpr int kRows = kChunk, kThreads = ::kThreads, kTilesV = V / BV;
   static constexpr bool kCheckpoints = ::kCheckpoints, kGathersStates = true;
-  /// A segment's map takes all of its chunks.
+  /// A segment's map is over all of its chunks.
   static constexpr sm90::Splits kSplits = kQueries ? sm90::Splits::all_or_none : sm90::Splits::none;
-  /// A shared state takes all registers that a thread can have.
+  /// With a shared state the budget is all registers that a thread can have.
   static constexpr bool kShared = kLayout.shares_state;
   static constexpr sm90::Roles kRoles{.load = 1,
                                       .mma = kConsumers,

@@ -8,7 +8,7 @@ WYVERN_DEVICE float same_in_warp(float x) {
   return bits_float(static_cast<uint32>(sm90::uniform(static_cast<int>(float_bits(x)))));
 }
 
-/// How many times as long a state can be after a chunk as before it: the chunk takes S to M S + R,
+/// How many times as long a state can be after a chunk as before it: the chunk maps S to M S + R,
 /// M = diag(exp(G_C)) - kg^T W, whose spectral norm is at most the largest of exp(G_C) plus the sum
 /// of |kg_t| |W_t| over the chunk's rows. w and kg are its rows, `stride` elements apart, Gk the
 /// last one's. Where exp(G_C) alone reaches `most`, returns that. By all threads; `sums` is shared

@@ -1,4 +1,4 @@
-// A chunk of Kimi Delta Attention as both walks of the backward pass and its gradients read it, one
+// A chunk of Kimi Delta Attention as both scans of the backward pass and its gradients read it, one
 // block a chunk and value head: rows decayed to the chunk's ends, the inverse of I + A and the
 // scores P with beta on their columns, norms of rows. Rows behind a sequence's end are 0.
 constexpr int kValues = 0;
@@ -22,7 +22,7 @@ struct TiledScores {
   WYVERN_DEVICE void put_diagonal(const Scores& sum, int first) const {
     const int row = first + Scores::row(0);
     const int col = first + Scores::col(0, 0);
-    // Eight columns more are the next piece of 16 bytes, and eight rows more are swizzled alike.
+    // Eight columns more are the next piece of 16 bytes, and eight rows more have the same swizzle.
     DTYPE* const to[2] = {tile.at(row, col), tile.at(row, col + 8)};
     sum.for_elements([&](int r, int s, int i, int j, float x) {
       to[j / 8][i * kEightRows + j % 8] =

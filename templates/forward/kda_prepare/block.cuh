@@ -28,7 +28,7 @@ WYVERN_DEVICE GateForm read_factors(const Block& b, const Extents& e, const floa
   return form;
 }
 
-/// beta of a token; 1 where gates of one number an element stand in its place.
+/// beta of a token; 1 where erase and write gates, one number an element, replace it.
 WYVERN_DEVICE float rate_of(const TokenRows<const BETA_DTYPE>& beta, int64 token, int head) {
   if constexpr (ERASE_WRITE)
     return 1.0f;
@@ -116,7 +116,7 @@ struct KeyScores {
 };
 
 /// Block i (of two at most) of a slice's scores with earlier ones, of keys or of queries. The first
-/// slice has none with earlier ones and takes those of the last with the one before.
+/// slice has none with earlier ones and has those of the last with the one before.
 template <class Place>
 WYVERN_DEVICE void make_block(const Slice& slice, bool of_keys, int i, const Place& place) {
   const Block& b = slice.b;

@@ -332,7 +332,7 @@ struct Slice {
     const auto* const erase_rows = reinterpret_cast<const DTYPE*>(place + kLayout.erase.offset);
     uint32 left[2][4], query[2][4], right[2][4], erasing[2][4], reading[2][4], adding[2][4];
     // Queries of the last slice in the tile of its own: 48 rows less in each panel of 64 channels,
-    // swizzled alike. They go there word by word, since eight more words would spill.
+    // with the same swizzle. They are stored word by word, since eight more words would spill.
     auto* const late_rows = reinterpret_cast<DTYPE*>(place + kLayout.late.offset -
                                                      (group / 2 + 1) * (3 * kSlice * 128));
 #pragma unroll
@@ -395,7 +395,7 @@ struct Slice {
         adding[r][j / 2] =
             pack<DTYPE>(c[r][0] * (of_c * ahead.at[0]), c[r][1] * (of_c * ahead.at[1]));
       }
-      // What meets the chunk's other half does so in its middle.
+      // Products with the chunk's other half decay by way of its middle.
       if (slice % 3 == 0) {
         const auto across_half = [&](const float(&x)[2]) {
           return pack<DTYPE>(x[0] * across.at[0], x[1] * across.at[1]);

@@ -8,7 +8,7 @@ constexpr int kThreads = num_warps * 32;
 constexpr int kTilesV = ceil_div(V, BV);
 constexpr kkt_solve_wu::SharedLayout kLayout{Spec{}};
 
-/// With beta up to 2 the state need not decay, and neither do the errors that it takes up.
+/// With beta up to 2 neither the state nor its accumulated errors need decay.
 constexpr int kInverseParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
 
 WYVERN_KERNEL(kThreads, 0) {
@@ -39,7 +39,7 @@ WYVERN_KERNEL(kThreads, 0) {
   copy_async_commit();
   load_values(0);
   for (int r = thread_index(); r < BT; r += kThreads) {
-    // Past the end beta is 0 and G goes on as it ended, so that A's rows are 0 there.
+    // Past the end beta is 0 and G stays constant, so that A's rows are 0 there.
     const float G_r = SCALAR_GATE ? G[row + smaller(r, chunk.rows - 1) * e.HV] : 0.0f;
     const float beta_r =
         r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)) : 0.0f;

@@ -1,4 +1,4 @@
-// A on Hopper, one block a chunk and key head: a tensor copy brings the chunk's keys, one warpgroup
+// A on Hopper, one block a chunk and key head: a tensor copy loads the chunk's keys, one warpgroup
 // multiplies them with themselves, and the product serves all value heads of the key head.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/sm90/barrier.cuh"

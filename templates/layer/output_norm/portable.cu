@@ -30,8 +30,8 @@ WYVERN_DEVICE void add_squares(const Part& x, float& sum) {
   }
 }
 
-/// An element that is 0 stays 0 whatever the gate is: rows of null sequences are 0, and nobody
-/// wrote their gates.
+/// An element that is 0 stays 0 for any gate: rows of null sequences are 0, and their gates were
+/// never written.
 WYVERN_DEVICE Part gated(const Part& x, const Part& z, const Weights& weights, float rstd) {
   Part y;
 #pragma unroll

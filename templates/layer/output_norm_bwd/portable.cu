@@ -31,7 +31,7 @@ struct Gate {
 };
 
 WYVERN_DEVICE Gate gate_of(float z) {
-  // sigmoid(z) and 1 - sigmoid(z), neither of which is a difference.
+  // sigmoid(z) and 1 - sigmoid(z), neither by a subtraction.
   const float small = exp2_fast(maximum(z, -z) * -1.44269504f);
   const float more = reciprocal_fast(1.0f + small), less = small * more;
   const float open = z < 0.0f ? less : more, closed = z < 0.0f ? more : less;

@@ -1,5 +1,5 @@
 // O, one block BV value columns of one chunk and value head. A warp owns 16-row strips of the chunk
-// (and with more warps than strips a share of the columns); its rows of Aqk are on their way to its
+// (and with more warps than strips a part of the columns); its rows of Aqk are loading to its
 // registers while it multiplies qg with the state.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/score_strips.cuh"

@@ -13,17 +13,17 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const auto queries = scanned_rows<Spec>(q, q_stride, qg, e),
              keys = scanned_rows<Spec>(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
-  const Walk walk{place.token, place.tokens, head};
+  const ScanRange range{place.token, place.tokens, head};
   Scan::Inputs in{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale};
   Scan::State state;
   float unit = 1.0f;
-  scan_and_store<Scan>(shared_memory(), state, in, walk, place.slot, tile_v, dh, du, [&] {
+  scan_and_store<Scan>(shared_memory(), state, in, range, place.slot, tile_v, dh, du, [&] {
     if constexpr (FINAL_STATE)
       visit_state<STATE_V_FIRST, K, V>(
           state, first_v, [&](int64 offset, float& x) { x = dht[state_start + offset]; });
     const float least = unit_of_gradients<Spec>(e);
     unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), state,
-                            FINAL_STATE ? dht + state_start : nullptr, 1.0f, walk, e,
+                            FINAL_STATE ? dht + state_start : nullptr, 1.0f, range, e,
                             dstate_unit + place.slot * e.HV, least);
     in.scale = e.scale / unit;
     in.dv_factor = least / unit;

@@ -6,7 +6,7 @@ using Combine = SegmentCombine<Spec>;
 
 WYVERN_KERNEL(Combine::kThreads, 0) {
   if (block_row() >= e.N) return;
-  Combine::walk<true>(shared_memory(), segment_dM, segment_dR, seq_offsets, segment_dstate, e,
+  Combine::scan<true>(shared_memory(), segment_dM, segment_dR, seq_offsets, segment_dstate, e,
                       [&](int sequence, int head, int k, int v) {
                         if constexpr (!FINAL_STATE) return 0.0f;
                         const int64 start = (int64{sequence} * e.HV + head) * K * V;

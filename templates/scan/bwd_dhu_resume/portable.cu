@@ -17,16 +17,16 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const auto queries = scanned_rows<Spec>(q, q_stride, qg, e),
              keys = scanned_rows<Spec>(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
-  const Walk walk{segment.token, segment.tokens, head};
+  const ScanRange range{segment.token, segment.tokens, head};
   const int64 chunk = first_chunk + segment.index * SEG;
   Scan::Inputs in{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale};
   Scan::State state;
   float unit = 1.0f;
-  scan_and_store<Scan>(shared_memory(), state, in, walk, chunk, tile_v, dh, du, [&] {
+  scan_and_store<Scan>(shared_memory(), state, in, range, chunk, tile_v, dh, du, [&] {
     Scan::for_each_element(state, tile_v, V,
                            [&](int row, int v, float& x) { x = leaving[row * V + v]; });
     const float least = unit_of_gradients<Spec>(e);
-    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), state, leaving, 1.0f, walk, e,
+    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), state, leaving, 1.0f, range, e,
                             dstate_unit + chunk * e.HV, least);
     in.scale = e.scale / unit;
     in.dv_factor = least / unit;

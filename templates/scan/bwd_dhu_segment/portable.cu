@@ -25,7 +25,7 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   Scan::scan_chunks(
       shared_memory(), state,
       {queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale / unit},
-      Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_dM},
+      ScanRange{segment.token, segment.tokens, head}, StateColumns{first, !finds_dM},
       [&] {
         if (finds_dM)
           Scan::for_each_element(state, first, K,

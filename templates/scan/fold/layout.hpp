@@ -14,7 +14,7 @@ template <class S>
 struct SharedLayout {
   int row_threads;  ///< threads side by side along the state's rows
   int rows;         ///< of the state that a thread has, row_threads apart
-  int stride;       ///< floats between columns of M; odd, so that no two lanes meet in a bank
+  int stride;       ///< floats between columns of M; odd, so that no two lanes use one bank
   int depth;        ///< rows of the state in shared memory, those past K zeros
   cuda::ArrayPlace M, state;
   int bytes;

@@ -44,7 +44,7 @@ WYVERN_DEVICE void store_columns(float* row, int first, const Columns& x) {
 struct TileOfM {
   float x[kAhead];
 
-  /// Where an element lies: its place along the sum, and its row of the product.
+  /// An element's place along the sum, and its row of the product.
   WYVERN_DEVICE static int depth_of(int i) { return BACKWARDS ? i / K : i % kDepth; }
   WYVERN_DEVICE static int row_of(int i) { return BACKWARDS ? i % K : i / kDepth; }
 
@@ -68,7 +68,7 @@ struct TileOfM {
 };
 
 /// sums += M times the state in shared memory. `any` collects whether a row of M has an element
-/// that is not 0: the others add nothing, whatever the state holds.
+/// that is not 0: the others add nothing, whatever the state is.
 WYVERN_DEVICE void multiply(unsigned char* shared, const float* M, int row, int column,
                             Columns (&sums)[kRows], uint32 (&any)[kRows]) {
   float* const tile_of_M = array_at<kLayout.M>(shared);

@@ -9,10 +9,10 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int sequence = block_index() / Scan::kTilesV / e.HV;
   const int tile_v = block_index() % Scan::kTilesV * BV;
   const Sequence place = locate_sequence<VARLEN, BT>(sequence, e, seq_offsets, chunk_offsets);
-  const Walk walk{place.token, place.tokens, head};
+  const ScanRange range{place.token, place.tokens, head};
   const StateSlots slots =
       find_states<Spec>(sequence, head, e, state_stride, state_index, output_state_index);
-  if (slots.null) return;  // its output is 0, whatever is in h and V'
+  if (slots.null) return;  // its output is 0 for any h and V'
   const int first_v = tile_v + Scan::warp_column();
   Scan::Inputs in{scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   Scan::State scanned;
@@ -27,16 +27,16 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
         x = to_float(from[offset]) * scale;
       });
     unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), scanned, starts ? from : nullptr,
-                            scale, walk, e, state_unit + place.slot * e.HV, kValueUnit<Spec>);
+                            scale, range, e, state_unit + place.slot * e.HV, kValueUnit<Spec>);
     in.u_factor = kValueUnit<Spec> / unit;
   };
   if constexpr (CHECKPOINTS) {
     auto kept = find_checkpoints<Spec>(0, sequence, e, seq_offsets, checkpoint_offsets);
     scan_and_store<Scan>(
-        shared_memory(), scanned, in, walk, place.slot, tile_v, h, v_new, begin,
-        Scan::by_checkpoints(scanned, in, walk, 0, kept, first_v, checkpoints, unit));
+        shared_memory(), scanned, in, range, place.slot, tile_v, h, v_new, begin,
+        Scan::by_checkpoints(scanned, in, range, 0, kept, first_v, checkpoints, unit));
   } else {
-    scan_and_store<Scan>(shared_memory(), scanned, in, walk, place.slot, tile_v, h, v_new, begin);
+    scan_and_store<Scan>(shared_memory(), scanned, in, range, place.slot, tile_v, h, v_new, begin);
   }
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h, sequence, head, tile_v, chunk_offsets, e);

@@ -11,10 +11,10 @@ WYVERN_KERNEL(Combine::kThreads, 0) {
   if (own_sequence >= e.N) return;
   const StateSlots slots =
       find_states<Spec>(own_sequence, own_head, e, state_stride, state_index, output_state_index);
-  if (slots.null) return;  // nobody walks on from its states
+  if (slots.null) return;  // no scan resumes from its states
   const bool starts = starts_from_slot<Spec>(own_sequence, has_initial_state);
   const float scale = scale_at<Spec>(state_scale, slots.from_scale);
-  Combine::walk<false>(
+  Combine::scan<false>(
       shared_memory(), segment_M, segment_R, seq_offsets, segment_state, e,
       [&](int /*sequence*/, int /*head*/, int k, int v) {
         if constexpr (!INPLACE_STATE && !INITIAL_STATE) return 0.0f;

@@ -13,19 +13,19 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   if (!segment.used) return;
   const StateSlots slots =
       find_states<Spec>(segment.sequence, head, e, state_stride, state_index, output_state_index);
-  if (slots.null) return;  // its output is 0, whatever is in h and V'
+  if (slots.null) return;  // its output is 0 for any h and V'
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const entering = segment_state + (int64{slot} * e.HV + head) * K * V;
   Scan::Inputs in{scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
-  const Walk walk{segment.token, segment.tokens, head};
+  const ScanRange range{segment.token, segment.tokens, head};
   const int64 chunk = first_chunk + segment.index * SEG;
   Scan::State scanned;
   float unit = 1.0f;
   const auto begin = [&] {
     Scan::for_each_element(scanned, tile_v, V,
                            [&](int row, int v, float& x) { x = entering[row * V + v]; });
-    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), scanned, entering, 1.0f, walk, e,
+    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), scanned, entering, 1.0f, range, e,
                             state_unit + chunk * e.HV, kValueUnit<Spec>);
     in.u_factor = kValueUnit<Spec> / unit;
   };
@@ -33,11 +33,11 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
     const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
     auto kept =
         find_checkpoints<Spec>(passed, segment.sequence, e, seq_offsets, checkpoint_offsets);
-    scan_and_store<Scan>(shared_memory(), scanned, in, walk, chunk, tile_v, h, v_new, begin,
-                         Scan::by_checkpoints(scanned, in, walk, passed, kept,
+    scan_and_store<Scan>(shared_memory(), scanned, in, range, chunk, tile_v, h, v_new, begin,
+                         Scan::by_checkpoints(scanned, in, range, passed, kept,
                                               tile_v + Scan::warp_column(), checkpoints, unit));
   } else {
-    scan_and_store<Scan>(shared_memory(), scanned, in, walk, chunk, tile_v, h, v_new, begin);
+    scan_and_store<Scan>(shared_memory(), scanned, in, range, chunk, tile_v, h, v_new, begin);
   }
   if (!segment.last) return;
   if constexpr (VARLEN && KEEP_STATES)

@@ -19,7 +19,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   Scan::State state;
   Scan::scan_chunks(
       shared_memory(), state, {scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e},
-      Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_M},
+      ScanRange{segment.token, segment.tokens, head}, StateColumns{first, !finds_M},
       [&] {
         if (finds_M)
           Scan::for_each_element(state, first, K,

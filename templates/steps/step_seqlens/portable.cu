@@ -1,4 +1,4 @@
-// The boundaries of sequences in steps. What lies outside [0, T] is brought inside first, so that a
+// The boundaries of sequences in steps. Numbers outside [0, T] are clamped first, so that a
 // bad cu_seqlens cannot overflow.
 #include "device/cuda/tile.cuh"
 

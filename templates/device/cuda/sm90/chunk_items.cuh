@@ -1,4 +1,4 @@
-// How blocks, one a multiprocessor, share out the chunks of a launch: a chunk and a head at a time.
+// The scheduler of persistent blocks, one a multiprocessor, over the chunks and heads of a launch.
 #pragma once
 
 #include "device/cuda/chunk.cuh"
@@ -21,7 +21,7 @@ class ChunkItems {
   WYVERN_DEVICE ChunkItems(const Extents& e, const int32* seq_offsets, const int32* chunk_index)
       : e_(e), seq_offsets_(seq_offsets), chunk_index_(chunk_index) {}
 
-  /// Goes on to the next item, by a whole warp; false where there is none. An unused slot of a
+  /// The next item, by a whole warp; false where there is none. An unused slot of a
   /// packed batch has no rows.
   WYVERN_DEVICE bool next(ChunkItem& item) {
     const int all = static_cast<int>(e_.NT) * e_.H;

@@ -102,11 +102,11 @@ struct Decays {
   }
 };
 
-/// Below the diagonal x times decays and factors of columns and rows, elsewhere 0: chosen, so that
-/// what is there (infinities too) does not matter.
+/// Below the diagonal x times decays and factors of columns and rows, elsewhere 0, by selection:
+/// elements there may be infinite.
 WYVERN_DEVICE void decay_strictly_lower(Accumulator<kChunkRows>& x, const Decays<>& decays,
                                         const RowPair& row_factor, int warp) {
-  // Choices by lanes: those that all lanes have alike are copied one by one from uniform registers.
+  // Predicates per lane: uniform ones would be copied one by one from uniform registers.
   const int own = opaque(warp);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -144,8 +144,8 @@ WYVERN_DEVICE RowPair diagonal_of(const Accumulator<kChunkRows>& x, int warp) {
   return diagonal;
 }
 
-/// What a warp has of the lower part of its sixteen rows: of blocks of 16 x 16 left of the
-/// diagonal's, of which only as many as the warp's number count, and the diagonal's.
+/// A warp's lower part of its sixteen rows: the blocks of 16 x 16 left of the diagonal's (only the
+/// first `warp` of them count), and the diagonal's.
 struct LowerRows {
   BlockSum left[3], diagonal;
 };
@@ -172,7 +172,7 @@ WYVERN_DEVICE LowerRows lower_rows(const Accumulator<kChunkRows>& x, const Decay
     for (int i = 0; i < 4; ++i)
       lower.left[j / 2].x[j % 2].x[i] =
           x.x[4 * j + i] * (factor[i / 2] * decays.reached[i / 2]) * decays.column[j].at[i % 2];
-  // Choices by lanes: those that all lanes have alike are copied one by one from uniform registers.
+  // Predicates per lane: uniform ones would be copied one by one from uniform registers.
   const int own = opaque(warp);
   const bool is_warp[4] = {own == 0, own == 1, own == 2, own == 3};
   // Above the diagonal's blocks of 8 x 8 there is nothing, and below all counts.

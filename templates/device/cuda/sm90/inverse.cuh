@@ -1,4 +1,4 @@
-// (I + A)^-1 of a 64 x 64 strictly lower triangular A, by one warpgroup, of which warp w owns rows
+// (I + A)^-1 of a 64 x 64 strictly lower triangular A, by one warpgroup whose warp w owns rows
 // 16 w to 16 w + 15, or by three warps: blocks of 4 rows by their powers, then by X21 = -X22 A21
 // X11 from 4 to 8, 16, 32 and 64 rows, in fp16 with fp32 accumulators. Powers of larger blocks
 // would not do: where rows of A resemble each other they are large and cancel.
@@ -115,7 +115,7 @@ WYVERN_DEVICE void subtract_identity(BlockSum& diagonal) {
 /// diagonal of rows `first` to first + 31. By substitution, each lane a column: beside products
 /// of warpgroups each of a warp's own waits for its turn at the tensor cores.
 WYVERN_DEVICE void invert_eights(const Tile<fp16, 64, 64>& x, int first) {
-  // What is kept from one inverse to the next would take registers that there are not.
+  // Values kept from one inverse to the next would spill.
   const int col = opaque(lane_index() % 8);
   const int block = first + lane_index() / 8 * 8;
   float column[8];
@@ -138,7 +138,7 @@ WYVERN_DEVICE void invert_eights(const Tile<fp16, 64, 64>& x, int first) {
 }
 
 /// (I - M)^-1 of two strictly lower triangular 16 x 16 blocks whose diagonal's blocks of 8 x 8 are
-/// inverted already. Step by step for both, so that one does not wait while the other could go on.
+/// inverted already. Step by step for both, so that their latencies overlap.
 WYVERN_DEVICE void join_8(BlockSum (&x)[2], const Block (&m)[2]) {
   cuda::Accumulator corner[2];
 #pragma unroll
@@ -160,7 +160,7 @@ WYVERN_DEVICE void join_8(BlockSum (&x)[2], const Block (&m)[2]) {
                        transpose_8x8(pack<fp16>(corner[b].x[2], corner[b].x[3])));
 }
 
-/// An inverse by three warps, one chunk's after another's: two of them join blocks of 8 x 8 up to
+/// An inverse by three warps, one chunk's after another's: two of them merge blocks of 8 x 8 up to
 /// 32 x 32, rows `first` to first + 31 each, and the third joins those. `x` holds -A on and below
 /// the diagonal's blocks of 16 x 16 and is overwritten with the inverse but for the last corner.
 /// Each writes its part of (I + A)^-1 - I, rounded to T, to the blocks of `to` on and below the
@@ -248,7 +248,7 @@ struct UnitLowerInverse {
     return {tile_at<Place.inverse>(start), tile_at<Place.product>(start), name, {}, {}, {}};
   }
 
-  /// Takes a warp's rows of A over; `diagonal` is 0 on and above the diagonal.
+  /// Reads a warp's rows of A; `diagonal` is 0 on and above the diagonal.
   WYVERN_DEVICE void take(const BlockSum (&of_left)[3], const BlockSum& diagonal) {
 #pragma unroll
     for (int b = 0; b < 3; ++b) left[b] = negated(of_left[b]);

@@ -1,4 +1,4 @@
-// Places in shared memory of what Hopper's instructions use, beside those of
+// Places in shared memory for Hopper's instructions, in addition to those of
 // device/cuda/layout.hpp. A layout with such places starts at swizzled_memory() of ptx.cuh.
 #pragma once
 
@@ -36,7 +36,7 @@ constexpr BarrierPlace barriers(LayoutBuilder& at, long long count) {
   return {at.take(count * 8), static_cast<int>(count)};
 }
 
-/// Where the factor of a channel of K lies, for scale_columns() of state.cuh: a lane that has
+/// The place of a channel's factor, for scale_columns() of state.cuh: a lane that has
 /// channels 8 i + 2 c and the next of all i finds them one after another, and lanes of four c in
 /// different banks.
 constexpr int channel_stride(long long K) { return static_cast<int>(K / 4 + 4); }

@@ -29,7 +29,7 @@ struct Operand {
   int first;
   int depth;
 
-  /// The 16 that lie `step` * 16 deeper.
+  /// The 16 that are `step` * 16 deeper.
   WYVERN_DEVICE Descriptor at(int step) const {
     if constexpr (M == Major::k)
       return tile.by_rows(first, depth + step * 16);

@@ -14,11 +14,11 @@ WYVERN_DEVICE unsigned char* swizzled_memory() {
   return wyvern_swizzled;
 }
 
-/// x, which all lanes of the warp have alike, so that the compiler knows it: branches on it do not
+/// x, which is equal in all lanes of the warp; the compiler then knows it: branches on it do not
 /// tear apart the warps of a product.
 WYVERN_DEVICE int uniform(int x) { return __shfl_sync(0xFFFFFFFFU, x, 0); }
 
-/// x, of which the compiler is to know nothing: it computes anew what it had computed from x.
+/// x behind an optimization barrier: the compiler recomputes what depends on it.
 WYVERN_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -32,7 +32,7 @@ WYVERN_DEVICE float opaque(float x) {
 
 // ---- mbarriers ----------------------------------------------------------------------------------
 
-/// Phase 0 begins; a phase takes `arrivals` arrivals. One thread does this, then
+/// Phase 0 begins; `arrivals` arrivals complete a phase. One thread does this, then
 /// fence_barrier_init(), and a block barrier lets the others use it.
 WYVERN_DEVICE void barrier_init(Barrier* barrier, uint32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
@@ -74,7 +74,7 @@ WYVERN_DEVICE bool barrier_try_wait(Barrier* barrier, uint32 parity) {
 
 // ---- tensor copies ------------------------------------------------------------------------------
 
-/// Brings the descriptor itself, which is in global or constant memory, near.
+/// Prefetches the descriptor itself, which is in global or constant memory.
 WYVERN_DEVICE void prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

@@ -1,4 +1,4 @@
-// Tiles in the registers of a warpgroup, row by row, beside tiles in shared memory: factors of
+// Tiles in the registers of a warpgroup, row by row, with tiles in shared memory: factors of
 // rows, dot products of rows, rounding and storing. A thread has parts of two rows of each 64 x N
 // accumulator, which it shares with the other three threads of its quad.
 #pragma once

@@ -80,7 +80,7 @@ struct ScalarPrepare {
     return raw;
   }
 
-  /// Running sums of a step's gates, of which there are `rows`.
+  /// Running sums of a step's `rows` gates.
   WYVERN_DEVICE static DecaySums sums_of(const RawRows& raw, int rows, const ScalarGate<S>& gate) {
     if constexpr (!S::SCALAR_GATE) return {};
     float log_decay[2] = {};

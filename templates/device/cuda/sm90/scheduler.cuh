@@ -30,8 +30,8 @@ struct Work : SequenceSplit {
   float unit;   ///< of the state, with STATE_UNIT
 };
 
-/// A copy of a block's work in shared memory: what is reloaded from there takes no registers
-/// between its uses. By one thread.
+/// A copy of a block's work in shared memory: fields that are reloaded from there use no registers
+/// between their uses. By one thread.
 template <ArrayPlace Place, class Block>
 WYVERN_DEVICE void save_block(const Block& b) {
   static_assert(sizeof(Block) <= 4 * Place.count);

@@ -1,5 +1,5 @@
 // A slice of 16 tokens of Kimi Delta Attention as one warp has it in registers: rows, gates and
-// their sums, in a layout that mma takes without shuffles.
+// their sums, in the layout of mma's operands, without shuffles.
 #pragma once
 
 #include "device/cuda/gate.cuh"
@@ -11,7 +11,7 @@ namespace wyvern::cuda::sm90 {
 constexpr int kSlice = 16;  ///< tokens
 constexpr int kGroup = 32;  ///< channels that a warp has in registers at once
 
-/// Gates of Rows tokens as tensor copies bring them: panels of 128 bytes a row.
+/// Gates of Rows tokens as tensor copies write them: panels of 128 bytes a row.
 template <class T, int Rows>
 struct GateTile {
   unsigned char* data;
@@ -39,7 +39,7 @@ struct GateForm {
         bound(e.lower_bound * kLog2E),
         floor(e.gate_floor * kLog2E) {}
 
-  /// dt_bias as `operator()` takes it.
+  /// dt_bias for `operator()`.
   WYVERN_DEVICE float bias(float dt_bias) const {
     return Bounded ? -rate * kLog2E * dt_bias : dt_bias;
   }
@@ -56,10 +56,10 @@ struct GateForm {
 };
 
 /// The slice's row that row `i` (of 8) of this lane's fragments stands for; row i + 8 stands for
-/// the one 8 further on. In this order lanes that move 16 bytes at once meet no bank twice.
+/// the one 8 further on. In this order lanes that move 16 bytes at once have no bank conflicts.
 WYVERN_DEVICE int row_of(int i) { return i % 2 * 4 + i / 2; }
 
-/// Elements from a row of a panel to the one 8 further on, which is swizzled alike.
+/// Elements from a row of a panel to the one 8 further on, which has the same swizzle.
 constexpr int kEightRows = 8 * 64;
 
 /// A slice's rows as one warp has them: two rows, row_of(lane / 4) and 8 more, of eight channels
@@ -68,7 +68,7 @@ template <class T>
 struct SliceRows {
   uint32 x[2][4];
 
-  /// `first` is where row 0 lies in a tile.
+  /// `first` is the place of row 0 in a tile.
   WYVERN_DEVICE explicit SliceRows(const T* first) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

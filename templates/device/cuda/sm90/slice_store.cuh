@@ -1,4 +1,4 @@
-// Gradients of a chunk's rows on their way out, 64 channels at a time.
+// The epilogue of gradients of a chunk's rows, 64 channels at a time.
 #pragma once
 
 #include "device/cuda/sm90/chunk_items.cuh"

@@ -50,7 +50,7 @@ WYVERN_DEVICE void gather_four(float (&four)[4], const float* even, const float*
 
 /// Stores an accumulator times `factor`, element (row, column) at to[row RowStep + column
 /// ColumnStep], one of which steps is 1. A warp's stores fill 16 elements side by side, with twice
-/// as many bytes in a line as the accumulator has where it lies. `to` is a multiple of 4 elements
+/// as many bytes in a line as in the accumulator's own order. `to` is a multiple of 4 elements
 /// from a 16-byte boundary. By all lanes of a warp.
 template <int RowStep, int ColumnStep, int N, class Element>
 WYVERN_DEVICE void store_accumulator(const Accumulator<N>& x, float factor, Element* to) {
@@ -79,7 +79,7 @@ WYVERN_DEVICE void store_accumulator(const Accumulator<N>& x, float factor, Elem
   }
 }
 
-/// Scales each channel of K of the transposed state; a channel's factor lies at channel_place().
+/// Scales each channel of K of the transposed state; a channel's factor is at channel_place().
 template <int K>
 WYVERN_DEVICE void scale_columns(Accumulator<K>& state, const float* factors) {
   const float* const own = factors + lane_index() % 4 * channel_stride(K);

@@ -8,8 +8,8 @@
 namespace wyvern::cuda::sm90 {
 
 /// Rows x Cols elements of 16 bits in panels of 64 columns, one after another. A panel's row has
-/// 128 bytes, whose eight pieces of 16 bytes are permuted: piece p of row r lies at p ^ (r % 8), so
-/// that the same columns of eight rows lie in different banks. A tensor copy with 128-byte swizzle
+/// 128 bytes, whose eight pieces of 16 bytes are permuted: piece p of row r is at p ^ (r % 8), so
+/// that the same columns of eight rows are in different banks. A tensor copy with 128-byte swizzle
 /// writes one by a box of 64 columns, Rows rows and Cols / 64 panels.
 template <class T, int Rows, int Cols>
 struct SwizzledTile {
@@ -23,7 +23,7 @@ struct SwizzledTile {
 
   unsigned char* data;  ///< aligned to kAlignment
 
-  /// Element (row, col); up to col | 7 its neighbours lie behind it.
+  /// Element (row, col); up to col | 7 its neighbours follow it.
   WYVERN_DEVICE T* at(int row, int col) const {
     const int piece = (col % 64 / 8) ^ (row % 8);
     T* const element =

@@ -6,7 +6,7 @@
 
 namespace wyvern::cuda::sm90 {
 
-/// An mbarrier, in shared memory: threads that arrive and bytes that tensor copies bring complete
+/// An mbarrier, in shared memory: arrivals of threads and bytes of tensor copies complete
 /// its phase, then the next one begins. Phases are counted from 0 and told apart by parity.
 struct alignas(8) Barrier {
   uint64 state;

@@ -1,4 +1,4 @@
-// What walks through the chunks of a sequence or a segment share, forwards (scan.cuh) and backwards
+// What scans over the chunks of a sequence or a segment share, forwards (scan.cuh) and in reverse
 // (reverse_scan.cuh).
 #pragma once
 
@@ -9,15 +9,15 @@
 
 namespace wyvern::cuda {
 
-/// A run of one sequence's tokens, which starts at a chunk.
-struct Walk {
+/// The tokens of a scan: of one sequence, from a chunk's first on.
+struct ScanRange {
   int64 token;
   int tokens;
   int head;  // value head
 };
 
-/// What a block of a scan has: BV columns of the state of one value head, or of its gradient. Each
-/// warp keeps its share of them in registers. S is the kernel's Spec.
+/// A block of a scan: BV columns of the state of one value head, or of its gradient. Each warp has
+/// a part of them in registers. S is the kernel's Spec.
 template <class S>
 struct ScanBlock {
   using T = Element<S::DTYPE>;
@@ -40,21 +40,21 @@ struct ScanBlock {
   /// The warp's first column, of the block's.
   WYVERN_DEVICE static int warp_column() { return warp_index() * kStrips * 16; }
 
-  /// Takes a state, or its gradient, into the unit of the walk's, at least `least`, which is chosen
-  /// by the whole state of the head: the K V elements at `entering`, times `scale`; null: zeros.
-  /// All threads get the unit. Writes it for each chunk to `units`, at the walk's first. `scratch`
+  /// Converts a state, or its gradient, to the unit of the scan, at least `least`, which depends on
+  /// the whole state of the head: the K V elements at `entering`, times `scale`; null: zeros. All
+  /// threads get the unit. Writes it for each chunk to `units`, of the scan's first one. `scratch`
   /// has a number for each warp.
   template <class Element>
   WYVERN_DEVICE static float enter_unit(float* scratch, State& state, const Element* entering,
-                                        float scale, const Walk& walk, const Extents& e,
+                                        float scale, const ScanRange& range, const Extents& e,
                                         float* units, float least) {
     if constexpr (!S::STATE_UNIT) return 1.0f;
     const float unit = find_unit<S, kThreads>(entering, scale, scratch, least);
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
       state[i].scale_channels([&](int) { return Float2{{1.0f / unit, 1.0f / unit}}; });
-    for (int i = thread_index(); i * S::BT < walk.tokens; i += kThreads)
-      units[int64{i} * e.HV + walk.head] = unit;
+    for (int i = thread_index(); i * S::BT < range.tokens; i += kThreads)
+      units[int64{i} * e.HV + range.head] = unit;
     return unit;
   }
 
@@ -82,25 +82,25 @@ struct StateColumns {
   bool values = true;
 };
 
-/// A walk by Scan, a ForwardScan or ReverseScan, that writes what it finds at whole chunks: the
-/// state that enters each, or the gradient of the one that leaves it, from chunk slot `slot` on,
-/// and rows of values, V' or dU. `shared`, `begin` and `update` are those of Scan::scan_chunks.
+/// A scan by Scan, a ForwardScan or ReverseScan, that writes for each chunk the state that enters
+/// it, or the gradient of the one that leaves it, from chunk slot `slot` on, and rows of values, V'
+/// or dU. `shared`, `begin` and `update` are those of Scan::scan_chunks.
 template <class Scan, class Begin, class... Update>
 WYVERN_DEVICE void scan_and_store(unsigned char* shared, typename Scan::State& state,
-                                  const typename Scan::Inputs& in, const Walk& walk, int64 slot,
-                                  int tile_v, typename Scan::T* states,
+                                  const typename Scan::Inputs& in, const ScanRange& range,
+                                  int64 slot, int tile_v, typename Scan::T* states,
                                   typename Scan::T* rows_of_values, Begin&& begin,
                                   Update&&... update) {
   constexpr int K = Scan::K, V = Scan::V;
   const int first_v = tile_v + Scan::warp_column();
   Scan::scan_chunks(
-      shared, state, in, walk, StateColumns{tile_v}, begin,
+      shared, state, in, range, StateColumns{tile_v}, begin,
       [&](int chunk, const typename Scan::State& at_border) {
-        store_state<K, V>(states + ((slot + chunk) * in.e.HV + walk.head) * K * V + first_v,
+        store_state<K, V>(states + ((slot + chunk) * in.e.HV + range.head) * K * V + first_v,
                           at_border, Scan::columns_from(first_v));
       },
       [&](int chunk, int rows, const typename Scan::Values& values) {
-        const int64 row = (walk.token + int64{chunk} * Scan::BT) * in.e.HV + walk.head;
+        const int64 row = (range.token + int64{chunk} * Scan::BT) * in.e.HV + range.head;
         store_rows<V>(rows_of_values + row * V + first_v, in.e.HV * V, values, rows,
                       Scan::columns_from(first_v));
       },
