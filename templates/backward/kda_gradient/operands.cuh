@@ -111,33 +111,34 @@ WYVERN_DEVICE void load_erase(uint32 (&to)[16], const TokenRows<const BETA_DTYPE
     to[i] = first + i < rows ? *reinterpret_cast<const uint32*>(from) : 0;
 }
 
-/// A slice's operands: a warp has 16 rows of them and a lane two channels; `erase` is the slice's.
-WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& item, GateForm form,
-                                 const Float2& dt_bias, const TokenRows<const BETA_DTYPE>& erase) {
-  const int warp = warp_index();
-  const int first = 16 * warp;
-  const int channel = 2 * lane_index();
-  uint32 gates[16];
-  load_erase(gates, erase, item.rows);
-  float sum[2][16];
-  {
-    const GateTile given = b.gates(turn.gates().buffer);
-    form.floor = maximum(form.floor, kLeastGate * kLog2E);
-    const Float2 bias{{form.bias(dt_bias.at[0]), form.bias(dt_bias.at[1])}};
-    b.given().wait_full(turn.gates());
-    float running[2] = {};
+/// Running sums of the gates of a warp's 16 rows and a lane's two channels, in base 2.
+using GateSums = float[2][16];
+
+WYVERN_DEVICE void sum_gates(const Block& b, const Turn& turn, const Item& item, GateForm form,
+                             const Float2& dt_bias, GateSums& sum) {
+  const int first = 16 * warp_index();
+  const GateTile given = b.gates(turn.gates().buffer);
+  form.floor = maximum(form.floor, kLeastGate * kLog2E);
+  const Float2 bias{{form.bias(dt_bias.at[0]), form.bias(dt_bias.at[1])}};
+  b.given().wait_full(turn.gates());
+  float running[2] = {};
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const auto raw = load<2>(given.at(first + i, channel));
+  for (int i = 0; i < 16; ++i) {
+    const auto raw = load<2>(given.at(first + i, 2 * lane_index()));
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        if (first + i < item.rows) running[n] += form(to_float(raw.at[n]), bias.at[n]);
-        sum[n][i] = running[n];
-      }
+    for (int n = 0; n < 2; ++n) {
+      if (first + i < item.rows) running[n] += form(to_float(raw.at[n]), bias.at[n]);
+      sum[n][i] = running[n];
     }
-    sm90::hand_over(b.given().empty(turn.gates()));
   }
-  b.operands().wait_empty(turn.slice());
+  sm90::hand_over(b.given().empty(turn.gates()));
+}
+
+/// Exchanges the four warps' sums of all their rows: returns that of the warps before this one. The
+/// whole chunk's goes to shared memory, and whether any warp is steep.
+WYVERN_DEVICE Float2 exchange_sums(const Block& b, const GateSums& sum) {
+  const int warp = warp_index();
+  const int channel = 2 * lane_index();
   *reinterpret_cast<Float2*>(b.array<kLayout.blocks>() + warp * kChannels +
                              channel) = {{sum[0][15], sum[1][15]}};
   if constexpr (kMayBeSteep) {
@@ -148,7 +149,6 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
     if (lane_index() == 0) b.array<kLayout.steepness>()[warp] = most;
   }
   sm90::sync_named(kOperandsName, 128);
-  const bool steep = b.is_steep();
   Float2 before{}, whole{};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -160,55 +160,77 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
     }
   }
   if (warp == 0) *reinterpret_cast<Float2*>(b.array<kLayout.whole>() + channel) = whole;
+  return before;
+}
 
+/// Where the rows of a slice are, and the scales of their norms.
+struct SliceRows {
+  SquareTile q, k;
+  const float *query_scale, *key_scale;
+};
+
+/// Writes one row's operands, decayed by exp2(`decay`) from its anchor.
+WYVERN_DEVICE void store_operands(const Block& b, const Item& item, const SliceRows& rows, int row,
+                                  const Float2& decay, uint32 erase) {
+  const int channel = 2 * lane_index();
+  *reinterpret_cast<Float2*>(b.pair<kLayout.decay>(row, channel)) = decay;
+  auto* const q_pair = reinterpret_cast<uint32*>(rows.q.at(row, channel));
+  auto* const k_pair = reinterpret_cast<uint32*>(rows.k.at(row, channel));
+  // Rows past the sequence's end are the next one's.
+  if (row >= item.rows) *q_pair = *k_pair = 0;
+  const Float2 of_q = sm90::unpack<DTYPE>(*q_pair);
+  const Float2 of_k = sm90::unpack<DTYPE>(*k_pair);
+  float to[2], from[2], of_query[2];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const float grown = exp2_fast(decay.at[n]);
+    const float key = of_k.at[n] * (kNorms ? rows.key_scale[row] : 1.0f);
+    to[n] = key * exp2_fast(-decay.at[n]);
+    from[n] = key * grown;
+    if constexpr (ERASE_WRITE) from[n] *= sm90::unpack<DTYPE>(erase).at[n];
+    of_query[n] = of_q.at[n] * (kNorms ? rows.query_scale[row] : 1.0f) * grown;
+  }
+  if constexpr (ERASE_WRITE) *reinterpret_cast<uint32*>(b.erase().at(row, channel)) = erase;
+  *reinterpret_cast<uint32*>(b.k_to().at(row, channel)) = pack<DTYPE>(to[0], to[1]);
+  *reinterpret_cast<uint32*>(b.k_from().at(row, channel)) = pack<DTYPE>(from[0], from[1]);
+  *reinterpret_cast<uint32*>(b.q_from().at(row, channel)) = pack<DTYPE>(of_query[0], of_query[1]);
+}
+
+/// A slice's operands: a warp has 16 rows of them and a lane two channels; `erase` is the slice's.
+WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& item, GateForm form,
+                                 const Float2& dt_bias, const TokenRows<const BETA_DTYPE>& erase) {
+  const int warp = warp_index();
+  uint32 gates[16];
+  load_erase(gates, erase, item.rows);
+  GateSums sum;
+  sum_gates(b, turn, item, form, dt_bias, sum);
+  b.operands().wait_empty(turn.slice());
+  const Float2 before = exchange_sums(b, sum);
+  const bool steep = b.is_steep();
   if constexpr (ERASE_WRITE) sm90::barrier_wait(b.stored(), turn.slices % 2 ^ 1U);
   b.slices().wait_full(turn.keys());
   const int stage = turn.keys().buffer;
-  const SquareTile q = b.q(stage);
-  const SquareTile k = b.k(stage);
-  const float* const query_scale = b.factors<kLayout.query_scale>(turn.factors().buffer);
-  const float* const key_scale = b.factors<kLayout.key_scale>(turn.factors().buffer);
+  const SliceRows rows{b.q(stage), b.k(stage),
+                       b.factors<kLayout.query_scale>(turn.factors().buffer),
+                       b.factors<kLayout.key_scale>(turn.factors().buffer)};
 #pragma unroll
   for (int four = 0; four < 4; ++four) {
     Float2 anchor;
 #pragma unroll
     for (int n = 0; n < 2; ++n) anchor.at[n] = steep ? sum[n][4 * four + 1] : sum[n][7];
     *reinterpret_cast<Float2*>(b.array<kLayout.anchors>() + (4 * warp + four) * kChannels +
-                               channel) = {
+                               2 * lane_index()) = {
         {before.at[0] + anchor.at[0], before.at[1] + anchor.at[1]}};
 #pragma unroll
-    for (int i = 4 * four; i < 4 * four + 4; ++i) {
-      // Addresses of all rows at once would take registers that there are not.
-      const int row = sm90::opaque(first) + i;
-      const Float2 decay{{sum[0][i] - anchor.at[0], sum[1][i] - anchor.at[1]}};
-      *reinterpret_cast<Float2*>(b.pair<kLayout.decay>(row, channel)) = decay;
-      auto* const q_pair = reinterpret_cast<uint32*>(q.at(row, channel));
-      auto* const k_pair = reinterpret_cast<uint32*>(k.at(row, channel));
-      // What follows a sequence's end is the next one's.
-      if (row >= item.rows) *q_pair = *k_pair = 0;
-      Float2 of_q = sm90::unpack<DTYPE>(*q_pair);
-      Float2 of_k = sm90::unpack<DTYPE>(*k_pair);
-      float to[2], from[2], of_query[2];
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const float grown = exp2_fast(decay.at[n]);
-        const float key = of_k.at[n] * (kNorms ? key_scale[row] : 1.0f);
-        to[n] = key * exp2_fast(-decay.at[n]);
-        from[n] = key * grown;
-        if constexpr (ERASE_WRITE) from[n] *= sm90::unpack<DTYPE>(gates[i]).at[n];
-        of_query[n] = of_q.at[n] * (kNorms ? query_scale[row] : 1.0f) * grown;
-      }
-      if constexpr (ERASE_WRITE) *reinterpret_cast<uint32*>(b.erase().at(row, channel)) = gates[i];
-      *reinterpret_cast<uint32*>(b.k_to().at(row, channel)) = pack<DTYPE>(to[0], to[1]);
-      *reinterpret_cast<uint32*>(b.k_from().at(row, channel)) = pack<DTYPE>(from[0], from[1]);
-      *reinterpret_cast<uint32*>(b.q_from().at(row, channel)) =
-          pack<DTYPE>(of_query[0], of_query[1]);
-    }
+    for (int i = 4 * four; i < 4 * four + 4; ++i)
+      // The row is opaque, since the addresses of all rows at once would spill.
+      store_operands(b, item, rows, sm90::opaque(16 * warp) + i,
+                     {{sum[0][i] - anchor.at[0], sum[1][i] - anchor.at[1]}}, gates[i]);
   }
   sm90::hand_over(b.operands().full(turn.slice()));
 }
 
-/// What a slice needs is loaded while the one before is worked on.
+/// Loads a slice while the one before is computed.
 WYVERN_DEVICE void make_all_operands(const Block& b, Items items, const Extents& e,
                                      const GivenRows& given, const LoadMaps& maps) {
   const bool loads = sm90::uniform(warp_index()) == 0;

@@ -193,6 +193,61 @@ struct SegmentCombine {
     }
   }
 
+  /// The segments of the block's sequence and head. Step i is segment i, or Backwards the i-th from
+  /// the last; the last segment's effect is of no use.
+  template <bool Backwards>
+  struct Segments {
+    int64 first;
+    int count, steps;
+    int heads, head;
+
+    WYVERN_DEVICE Segments(int sequence, const Extents& e, const int32* seq_offsets)
+        : heads(static_cast<int>(e.HV)), head(block_index() / kTilesV) {
+      constexpr int kLength = S::SEG * S::BT;
+      const int tokens =
+          S::VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence] : static_cast<int>(e.T);
+      count = larger(ceil_div(tokens, kLength), 1);
+      steps = count - 1;
+      first = first_segment<S::VARLEN, kLength>(sequence, e, seq_offsets);
+    }
+    WYVERN_DEVICE int64 operator()(int step) const {
+      return (first + (Backwards ? count - 1 - step : step)) * heads + head;
+    }
+  };
+
+  /// A turn's products, and the loads of the next one's rows. Where a warp synchronizes, or the
+  /// compiler would put loads off until they are needed.
+  WYVERN_DEVICE static void multiply_turn(Columns& sum, Rows& rows, const Turn& ahead,
+                                          const float* own) {
+    if constexpr (kSteps <= 8) {
+      const Rows present = rows;
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) ahead.fetch(rows, i);
+      sync_warp();
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) multiply_step(sum, present.high[i], present.low[i], own, i);
+    } else {
+#pragma unroll
+      for (int from = 0; from < kSteps; from += kBatch) {
+        const int to = smaller(from + kBatch, kSteps);
+#pragma unroll
+        for (int i = from; i < to; ++i) multiply_step(sum, rows.high[i], rows.low[i], own, i);
+#pragma unroll
+        for (int i = from; i < to; ++i) ahead.fetch(rows, i);
+        sync_warp();
+      }
+    }
+  }
+
+  /// Before a step whose predecessor forgot all: the state is that one's R.
+  WYVERN_DEVICE static void fill(const State& state, const float* R, int tile_v) {
+    for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
+      const int k = i / BV;
+      const int v = tile_v + i % BV;
+      state.at(k / kRows, i % BV)[k % kRows] = operand(k < K && v < V ? R[k * V + v] : 0.0f);
+    }
+  }
+
   /// Scans the segments of the block's sequence, forwards or backwards: writes the state at each
   /// one's near border and applies the segment to it. `begin(sequence, head, k, v)` is the state at
   /// the start.
@@ -200,18 +255,10 @@ struct SegmentCombine {
   WYVERN_DEVICE static void scan(unsigned char* shared, const float* segment_M,
                                  const float* segment_R, const int32* seq_offsets,
                                  float* segment_state, const Extents& e, Begin&& begin) {
-    constexpr int kLength = S::SEG * S::BT;
     const int tile_v = block_index() % kTilesV * BV;
-    const int head = block_index() / kTilesV;
     const int sequence = block_row();
-    const int tokens =
-        S::VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence] : static_cast<int>(e.T);
-    const int segments = larger(ceil_div(tokens, kLength), 1);
-    const int64 first = first_segment<S::VARLEN, kLength>(sequence, e, seq_offsets);
-    const auto slot_of = [&](int step) {
-      return (first + (Backwards ? segments - 1 - step : step)) * e.HV + head;
-    };
-    const int steps = segments - 1;
+    const Segments<Backwards> slot_of(sequence, e, seq_offsets);
+    const int steps = slot_of.steps;
     const auto turn_of = [&](int step, int turn) {
       const int row = (turn * kWarps + warp_index()) * 16;
       const bool any = step < steps && row < kPaddedK;
@@ -244,25 +291,19 @@ struct SegmentCombine {
     const auto state_of = [&](int buffer) {
       return State{array_at<kLayout.states>(shared) + buffer * kLayout.floats};
     };
-    // Before a step whose predecessor forgot all: what that left.
-    const auto fill = [&](const State& state, int before) {
-      const float* const R = segment_R + slot_of(before) * K * V;
-      for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
-        const int k = i / BV;
-        const int v = tile_v + i % BV;
-        state.at(k / kRows, i % BV)[k % kRows] = operand(k < K && v < V ? R[k * V + v] : 0.0f);
-      }
+    const auto fill_before = [&](const State& state, int next) {
+      fill(state, segment_R + slot_of(next - 1) * K * V, tile_v);
     };
     int buffer = 0;
     for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
       const int k = i / BV;
       const int v = tile_v + i % BV;
       const bool inside = k < K && v < V;
-      const float x = inside ? begin(sequence, head, k, v) : 0.0f;
+      const float x = inside ? begin(sequence, slot_of.head, k, v) : 0.0f;
       if (step == 0) state_of(0).at(k / kRows, i % BV)[k % kRows] = operand(x);
       if (inside) segment_state[(slot_of(0) * K + k) * V + v] = x;
     }
-    if (step > 0 && step < steps) fill(state_of(0), step - 1);
+    if (step > 0 && step < steps) fill_before(state_of(0), step);
     for (int first_step = 0; first_step < steps; first_step += 32)
       copy_R(segment_R, segment_state, first_step,
              first_step == window ? forgotten : forgetting(segment_M, first_step, steps, slot_of),
@@ -277,26 +318,7 @@ struct SegmentCombine {
         const Turn now = ahead;
         ahead = turn + 1 < kTurns ? turn_of(step, turn + 1) : turn_of(next, 0);
         const Columns next_R = ahead.fetch_R(tile_v);
-        // Where a warp waits, or the compiler would put loads off until they are needed.
-        if constexpr (kSteps <= 8) {
-          const Rows present = rows;
-#pragma unroll
-          for (int i = 0; i < kSteps; ++i) ahead.fetch(rows, i);
-          sync_warp();
-#pragma unroll
-          for (int i = 0; i < kSteps; ++i)
-            multiply_step(sum, present.high[i], present.low[i], own, i);
-        } else {
-#pragma unroll
-          for (int from = 0; from < kSteps; from += kBatch) {
-            const int to = smaller(from + kBatch, kSteps);
-#pragma unroll
-            for (int i = from; i < to; ++i) multiply_step(sum, rows.high[i], rows.low[i], own, i);
-#pragma unroll
-            for (int i = from; i < to; ++i) ahead.fetch(rows, i);
-            sync_warp();
-          }
-        }
+        multiply_turn(sum, rows, ahead, own);
         if (now.any) {
           if (next == step + 1) share(sum, state_of(1 - buffer), now.first);
           store(sum, segment_state + slot_of(step + 1) * K * V, now.first, tile_v);
@@ -304,7 +326,7 @@ struct SegmentCombine {
         sum = next_R;
       }
       buffer = 1 - buffer;
-      if (next > step + 1 && next < steps) fill(state_of(buffer), next - 1);
+      if (next > step + 1 && next < steps) fill_before(state_of(buffer), next);
       step = next;
       sync_block();
     }

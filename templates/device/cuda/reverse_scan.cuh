@@ -116,7 +116,7 @@ struct ReverseScan : ScanBlock<S> {
                                          int first_col, int last, float scale, bool outputs) {
     if constexpr (S::SCALAR_GATE) decay_state<false>(state, buffer.G + last);
     if constexpr (S::VECTOR_GATE) decay_state<true>(state, buffer.Gk_end);
-#pragma unroll(kHalf <T> ? BT / 16 : 1)
+#pragma unroll(kHalf<T> ? BT / 16 : 1)
     for (int step = 0; step < BT / kDepth<T>; ++step) {
       const int row = step * kDepth<T>;
       FragmentA<T> a[kStrips];

@@ -52,7 +52,7 @@ WYVERN_DEVICE void decay_rows(Slice& slice, const GateForm& form, Between&& betw
                              {slice.norm(1, row), slice.norm(1, row + 8)}};
 #pragma unroll 1
   for (int i = 0; i < kGroups; ++i) {
-    slice.take(G[0], slice.group(i), norms, table, to);
+    slice.decay_group(G[0], slice.group(i), norms, table, to);
     Slice::rotate(G);
   }
   slice.share();

@@ -318,8 +318,8 @@ struct Slice {
 
   /// Decayed rows of one group, and what they add to the scores inside the slice. Of rows behind a
   /// sequence's end all are 0.
-  WYVERN_DEVICE void take(const float (&G)[2][8], int group, const float (&norms)[2][2],
-                          const ChannelTable& table, const DecayedRows& to) {
+  WYVERN_DEVICE void decay_group(const float (&G)[2][8], int group, const float (&norms)[2][2],
+                                 const ChannelTable& table, const DecayedRows& to) {
     const bool steep = fill_table(b, table, slice, group);
     if (kMayBeSteep && steep) add_steep(G, group, norms);
     const float betas[2] = {b.floats<kLayout.beta>()[row()], b.floats<kLayout.beta>()[row() + 8]};
