@@ -108,8 +108,8 @@ struct Block {
   /// By one thread; a block barrier must follow.
   WYVERN_DEVICE void init_barriers() const {
     constexpr int kConsumers = 256;
-    keys().init(1, kConsumers + (kNorms ? 64 : 0));
-    rows().init(1, kConsumers);
+    keys().init(32, kConsumers + (kNorms ? 64 : 0));
+    rows().init(32, kConsumers);
     states().init(1, kConsumers + (SCALAR_GATE ? 96 : 0));
     scales().init(32, 32);
     scores().init(128, 128);

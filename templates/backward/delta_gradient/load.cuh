@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backward/delta_gradient/block.cuh"
+#include "device/cuda/sm90/tma.cuh"
 
 struct LoadMaps {
   const TensorMap &q, &k, &dO, &z, &dv, &states, &dstates;
@@ -21,49 +22,43 @@ WYVERN_DEVICE void load_part(const Block& b, const Turn& turn, int state, int i,
 }
 
 /// A value head's tiles; with its group's first those of the key head too. These are loaded after
-/// as many parts of states as there is room for: they wait for the whole item before.
+/// as many parts of states as there is room for: they wait for the whole item before. `tails`
+/// counts loads of chunks with fewer rows.
 WYVERN_DEVICE void load_head(const Block& b, const Turn& turn, const Item& item, int n,
                              uint32& tails, const LoadMaps& maps) {
   const int head = item.head * GROUP + n;
   const int state = item.place * GROUP + n;
   const int stage = turn.rows().buffer;
-  const bool with_keys = n == 0;
-  sm90::Barrier* const rows = item.rows == kRows ? b.rows().full(turn.rows()) : b.tail_full();
-  sm90::Barrier* const keys = item.rows == kRows ? b.keys().full(turn.item()) : b.tail_full();
   b.rows().wait_empty(turn.rows());
-  if (lane_index() == 0) {
-    const int later = with_keys && item.rows < kRows ? 2 * KeyTile::kBytes : 0;
-    sm90::barrier_arrive_expect(rows, 3 * ValueTile::kBytes + later);
-    sm90::tensor_load(b.dO(stage).data, maps.dO, {0, item.token, 0, head}, rows);
-    sm90::tensor_load(b.z(stage).data, maps.z, {0, 0, 0, state}, rows);
-    sm90::tensor_load(b.dv(stage).data, maps.dv, {0, item.token, 0, head}, rows);
-  }
+  sm90::load_rows<kRows>(
+      item.rows, b.rows().full(turn.rows()), b.tail_full(), tails % 2, 3 * ValueTile::kBytes,
+      [&](sm90::Barrier* barrier) {
+        sm90::tensor_load(b.dO(stage).data, maps.dO, {0, item.token, 0, head}, barrier);
+        sm90::tensor_load(b.z(stage).data, maps.z, {0, 0, 0, state}, barrier);
+        sm90::tensor_load(b.dv(stage).data, maps.dv, {0, item.token, 0, head}, barrier);
+      },
+      [&] {
+        sm90::clear_rows(b.dO(stage), item.rows);
+        sm90::clear_rows(b.dv(stage), item.rows);
+      });
+  if (item.rows < kRows) ++tails;
   int part = 0;
   for (; part < smaller(kSlices * kParts, kPartStages); ++part)
     load_part(b, turn, state, part, maps);
-  if (with_keys) {
+  if (n == 0) {
     b.keys().wait_empty(turn.item());
-    if (lane_index() == 0) {
-      b.item() = item;
-      if (item.rows == kRows) sm90::barrier_arrive_expect(keys, 2 * KeyTile::kBytes);
-      sm90::tensor_load(b.q().data, maps.q, {0, item.token, 0, item.head}, keys);
-      sm90::tensor_load(b.k().data, maps.k, {0, item.token, 0, item.head}, keys);
-    }
-  }
-  if (item.rows < kRows) {
-    sm90::barrier_wait(b.tail_full(), tails++ % 2);
-    sm90::clear_rows(b.dO(stage), item.rows);
-    sm90::clear_rows(b.dv(stage), item.rows);
-    if (with_keys) {
-      sm90::clear_rows(b.q(), item.rows);
-      sm90::clear_rows(b.k(), item.rows);
-    }
-    sm90::fence_proxy_async();
-    sync_warp();
-    if (lane_index() == 0) {
-      sm90::barrier_arrive(b.rows().full(turn.rows()));
-      if (with_keys) sm90::barrier_arrive(b.keys().full(turn.item()));
-    }
+    if (lane_index() == 0) b.item() = item;
+    sm90::load_rows<kRows>(
+        item.rows, b.keys().full(turn.item()), b.tail_full(), tails % 2, 2 * KeyTile::kBytes,
+        [&](sm90::Barrier* barrier) {
+          sm90::tensor_load(b.q().data, maps.q, {0, item.token, 0, item.head}, barrier);
+          sm90::tensor_load(b.k().data, maps.k, {0, item.token, 0, item.head}, barrier);
+        },
+        [&] {
+          sm90::clear_rows(b.q(), item.rows);
+          sm90::clear_rows(b.k(), item.rows);
+        });
+    if (item.rows < kRows) ++tails;
   }
 #pragma unroll 1
   for (; part < kSlices * kParts; ++part) load_part(b, turn, state, part, maps);
