@@ -117,13 +117,16 @@ struct Block {
   WYVERN_DEVICE auto scores() const { return pipeline<kLayout.scores>(); }  ///< F and o
   WYVERN_DEVICE auto dots() const { return pipeline<kLayout.dots>(); }      ///< the queries' dG
   WYVERN_DEVICE sm90::Barrier* summed() const { return sm90::barriers_at<kLayout.summed>(shared); }
-  WYVERN_DEVICE sm90::Barrier* landed() const { return sm90::barriers_at<kLayout.landed>(shared); }
+  /// Full barrier of the rows of a chunk with fewer than 64.
+  WYVERN_DEVICE sm90::Barrier* tail_full() const {
+    return sm90::barriers_at<kLayout.tail_full>(shared);
+  }
   /// The tile of the erase gate is free again.
   WYVERN_DEVICE sm90::Barrier* stored() const { return sm90::barriers_at<kLayout.stored>(shared); }
 
   /// By one thread; a block barrier must follow.
   WYVERN_DEVICE void init_barriers() const {
-    rows().init(1, ERASE_WRITE ? 384 : 256);
+    rows().init(32, ERASE_WRITE ? 384 : 256);
     states().init(1, 384);
     slices().init(1, 256);
     given().init(1, 256);
@@ -132,7 +135,7 @@ struct Block {
     scores().init(128, 128);
     dots().init(128, 128);
     sm90::barrier_init(summed(), 128);
-    sm90::barrier_init(landed(), 1);
+    sm90::barrier_init(tail_full(), 1);
     sm90::barrier_init(stored(), 128);
     sm90::fence_barrier_init();
   }

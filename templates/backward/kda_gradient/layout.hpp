@@ -39,7 +39,7 @@ struct HopperLayout {
   cuda::ArrayPlace ends;                          ///< sums of k I over a warp's rows, two stages
   cuda::ArrayPlace through, sums, biases, rates;  ///< parts of sums, of each warp that ends gates
   cuda::sm90::BarrierPlace rows, states, slices, given, scales, operands, scores, dots;
-  cuda::sm90::BarrierPlace summed, landed, stored;
+  cuda::sm90::BarrierPlace summed, tail_full, stored;
   int bytes;
 
   constexpr explicit HopperLayout(const S& s) {
@@ -89,7 +89,7 @@ struct HopperLayout {
     for (cuda::sm90::BarrierPlace* place : {&rows, &states, &operands, &scores, &dots})
       *place = cuda::sm90::barriers(at, 2);
     summed = cuda::sm90::barriers(at, 1);
-    landed = cuda::sm90::barriers(at, 1);
+    tail_full = cuda::sm90::barriers(at, 1);
     stored = cuda::sm90::barriers(at, 1);
     bytes = at.bytes;
   }

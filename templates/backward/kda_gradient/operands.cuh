@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backward/kda_gradient/block.cuh"
+#include "device/cuda/sm90/tma.cuh"
 
 constexpr int kOperandsName = 3;  ///< of the warpgroup's named barrier
 
@@ -12,26 +13,22 @@ struct LoadMaps {
   const TensorMap &q, &k, &g, &dO, &z, &dv, &states, &dstates;
 };
 
-/// An item's rows.
-WYVERN_DEVICE void load_item(const Block& b, const Turn& turn, const Item& item, uint32& landings,
+/// An item's rows. `tails` counts loads of chunks with fewer rows.
+WYVERN_DEVICE void load_item(const Block& b, const Turn& turn, const Item& item, uint32& tails,
                              const LoadMaps& maps) {
-  const bool is_full = item.rows == kRows;
-  sm90::Barrier* const full = b.rows().full(turn.item());
-  sm90::Barrier* const barrier = is_full ? full : b.landed();
   b.rows().wait_empty(turn.item());
-  if (lane_index() == 0) {
-    sm90::barrier_arrive_expect(barrier, 3 * ValueTile::kBytes);
-    sm90::tensor_load(b.dO().data, maps.dO, {0, item.token, 0, item.head}, barrier);
-    sm90::tensor_load(b.z().data, maps.z, {0, 0, 0, item.place}, barrier);
-    sm90::tensor_load(b.dv().data, maps.dv, {0, item.token, 0, item.head}, barrier);
-  }
-  if (is_full) return;
-  sm90::barrier_wait(barrier, landings++ % 2);
-  sm90::clear_rows(b.dO(), item.rows);
-  sm90::clear_rows(b.dv(), item.rows);
-  sm90::fence_proxy_async();
-  sync_warp();
-  if (lane_index() == 0) sm90::barrier_arrive(full);
+  sm90::load_rows<kRows>(
+      item.rows, b.rows().full(turn.item()), b.tail_full(), tails % 2, 3 * ValueTile::kBytes,
+      [&](sm90::Barrier* barrier) {
+        sm90::tensor_load(b.dO().data, maps.dO, {0, item.token, 0, item.head}, barrier);
+        sm90::tensor_load(b.z().data, maps.z, {0, 0, 0, item.place}, barrier);
+        sm90::tensor_load(b.dv().data, maps.dv, {0, item.token, 0, item.head}, barrier);
+      },
+      [&] {
+        sm90::clear_rows(b.dO(), item.rows);
+        sm90::clear_rows(b.dv(), item.rows);
+      });
+  if (item.rows < kRows) ++tails;
 }
 
 /// A slice of states, q, k and, last, gates, which in fp32 have room for one slice: they wait for
@@ -236,10 +233,10 @@ WYVERN_DEVICE void make_all_operands(const Block& b, Items items, const Extents&
   const bool loads = sm90::uniform(warp_index()) == 0;
   Turn turn;
   Item item, next{};
-  uint32 landings = 0;
+  uint32 tails = 0;
   bool more = items.next_used(next);
   if (loads && more) {
-    load_item(b, turn, next, landings, maps);
+    load_item(b, turn, next, tails, maps);
     load_slice(b, turn, next, 0, maps);
   }
 #pragma unroll 1
@@ -259,7 +256,7 @@ WYVERN_DEVICE void make_all_operands(const Block& b, Items items, const Extents&
       ++turn.items;
       more = items.next_used(next);
       if (!loads || !more) continue;
-      load_item(b, turn, next, landings, maps);
+      load_item(b, turn, next, tails, maps);
       load_slice(b, turn, next, 0, maps);
     }
   }
