@@ -165,21 +165,59 @@ def forward(options, x, slots=None, chunk=0):
     return result
 
 
+def reached(options, x, name, index):
+    """(sequence, head, token) of each head's pass that an element of a tensor has to do with, from the
+    first token on that it has to do with."""
+    shape, rest, place = x[name].shape, index, []
+    for dim in reversed(shape):
+        rest, at = divmod(rest, dim)
+        place.insert(0, at)
+    runs, HV = list(enumerate(sequences(options, x))), x["v"].shape[2]
+    if name in ("A_log", "dt_bias"):
+        return [(n, place[0], first) for n, (_, first, _) in runs]
+    if name == "initial_state":
+        return [(n, place[1], first) for n, (_, first, _) in runs if n == place[0]]
+    t = place[1] * x["q"].shape[1] // shape[1]  # of a token's steps
+    group = HV // shape[2]
+    return [(n, head, t) for n, (b, first, last) in runs if b == place[0] and first <= t < last
+            for head in range(place[2] * group, (place[2] + 1) * group)]
+
+
 def gradients(options, x, do, dht):
-    """{"dq": [...], ...} of sum(o do) + sum(final_state dht), by central differences."""
-    def loss():
-        out = forward(options, x)
-        return (sum(a * b for a, b in zip(out["o"], do)) +
-                sum(a * b for a, b in zip(out["final_state"], dht)))
+    """{"dq": [...], ...} of sum(o do) + sum(final_state dht), by central differences, each of what the
+    element has to do with."""
+    T, K = x["q"].shape[1], x["q"].shape[3]
+    HV, V = x["v"].shape[2:]
+
+    def start(n, head):
+        if "initial_state" not in x:
+            return [[0.0] * V for _ in range(K)]
+        return state_rows(options, x["initial_state"], n, head)
+
+    runs = sequences(options, x)
+    states = {(n, head): head_pass(options, x, *run, head, start(n, head))[1]
+              for n, run in enumerate(runs) for head in range(HV)}
+
+    def loss(n, head, t):
+        """Of the tokens from t on."""
+        b, first, last = runs[n]
+        S = states[n, head][(t - first) * options.steps - 1] if t > first else start(n, head)
+        outputs, behind = head_pass(options, x, b, t, last, head, S)
+        total = sum(a * s for a, s in zip(flat(options, behind[-1] if behind else S),
+                                          dht[(n * HV + head) * K * V:]))
+        for token, row in enumerate(outputs, t):
+            total += sum(a * y for a, y in zip(row, do[((b * T + token) * HV + head) * V:]))
+        return total
+
     found = {}
     for name, tensor in x.items():
         found["d" + name] = []
         for i, value in enumerate(tensor.values):
-            step = 1e-4 * max(1.0, abs(value))
+            step, places = 1e-4 * max(1.0, abs(value)), reached(options, x, name, i)
             tensor.values[i] = value + step
-            above = loss()
+            above = sum(loss(*place) for place in places)
             tensor.values[i] = value - step
-            below = loss()
+            below = sum(loss(*place) for place in places)
             tensor.values[i] = value
             found["d" + name].append((above - below) / (2 * step))
     return found
