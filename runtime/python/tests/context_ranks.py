@@ -51,13 +51,26 @@ _OF_ALL_TOKENS = ("A_log", "dt_bias")
 _REFERENCE_NAMES = {"b": "erase", "w": "write"}
 
 
+# What each process would else import by itself, in seconds.
+_SLOW_TO_IMPORT = ["torch._dynamo", "torch.distributed.fsdp", "pytest", "wyvern.fla", "fla.ops.cp"]
+
+
+@functools.cache
+def processes() -> Any:
+    """The multiprocessing context of new processes: forks of one that has imported what they need. A fork of one
+    that has opened a GPU cannot use it, so where there are any each process imports by itself."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([] if torch.cuda.is_available() else _SLOW_TO_IMPORT)
+    return context
+
+
 class Ranks:
     """Processes that compute what they are told: ``ranks(P, function, arguments)`` is a list of what
     ``function(group, rank, device, arguments[rank])`` returns in each of the first P."""
 
     def __init__(self, count: int, backend: str = "gloo") -> None:
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
+        context = processes()
         self._ends, self._processes = [], []
         for rank in range(count):
             ours, theirs = context.Pipe()
@@ -94,16 +107,16 @@ class Ranks:
 
 
 @functools.cache
-def _processes() -> Ranks:
-    processes = Ranks(4)
-    atexit.register(processes.close)
-    return processes
+def _shared() -> Ranks:
+    found = Ranks(4)
+    atexit.register(found.close)
+    return found
 
 
 @pytest.fixture
 def ranks() -> Ranks:
     """Four processes over gloo, the same for all files; a test uses the first P."""
-    return _processes()
+    return _shared()
 
 
 @dataclass

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from context_ranks import Case, Ranks, check, ranks, run, shard  # noqa: F401 (a fixture)
+import torch.distributed as dist
+from conftest import make
+from context_ranks import Case, Ranks, check, processes, ranks, run, shard  # noqa: F401 (ranks is a fixture)
 
 from wyvern import ops
 from wyvern.distributed import _parallel, agree, build_cp_context
@@ -187,44 +189,43 @@ def test_a_rank_whose_order_differs_is_found_at_the_next_new_call(ranks: Ranks) 
     assert re.search("^the sequence of earlier calls differs .* in ranks 0, 2; .* in rank 1; it must", one[1])
 
 
-KILLED = """
-import os, signal, sys
-from datetime import timedelta
-import torch, torch.distributed as dist
-from conftest import make
-from wyvern import ops
-
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=3, timeout=timedelta(seconds=20))
-call = make(ops.chunk_kda, T=9 + rank, states=False)
-call.options["cp_context"] = dist.group.WORLD
-call()
-print("first", flush=True)
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
+def one_of_whom_is_killed(rank: int, place: str, end: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=3, timeout=timedelta(seconds=20))
+    call = make(ops.chunk_kda, T=9 + rank, states=False)
+    call.options["cp_context"] = dist.group.WORLD
     call()
-except RuntimeError as error:
-    print("RuntimeError:", error, flush=True)
-    os._exit(3)  # what is left of the group would wait for the dead
-"""
+    end.send("first")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        call()
+    except RuntimeError as error:
+        end.send(f"RuntimeError: {error}")
+        os._exit(3)  # what is left of the group would wait for the dead
 
 
 def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(rank), f"file://{tmp_path}/store"], env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(3)
-    ]  # fmt: skip
+    context = processes()
+    pipes = [context.Pipe(duplex=False) for _ in range(3)]
+    started = [
+        context.Process(target=one_of_whom_is_killed, args=(rank, f"file://{tmp_path}/store", end))
+        for rank, (_, end) in enumerate(pipes)
+    ]
+    for process, (_, end) in zip(started, pipes, strict=True):
+        process.start()
+        end.close()
+    said: list[list[str]] = [[], [], []]
     try:
-        said = [process.communicate(timeout=90)[0] for process in processes]
+        for process in started:
+            process.join(90)
+        for one, (end, _) in zip(said, pipes, strict=True):
+            with contextlib.suppress(EOFError):
+                while end.poll():
+                    one.append(end.recv())
     finally:
-        for process in processes:
+        for process in started:
             process.kill()
-    assert [process.returncode for process in processes] == [3, -signal.SIGKILL, 3], said
-    assert all("first" in one for one in said)
-    assert all("RuntimeError:" in said[rank] for rank in (0, 2)), said
+    assert [process.exitcode for process in started] == [3, -signal.SIGKILL, 3], said
+    assert [one[:1] for one in said] == [["first"]] * 3
+    assert all(len(said[rank]) == 2 and said[rank][1].startswith("RuntimeError:") for rank in (0, 2)), said
