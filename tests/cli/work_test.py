@@ -1,11 +1,12 @@
 """The way of a user on the CPU: example, tune, run, and everything found the second time."""
 
+import json
 import struct
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from support import OP, Case, read_file, write_file
+from support import OP, Case, check_schema, read_file, write_file
 
 SHAPE = "B=2,T=70,H=1,HV=2,K=32,V=48"
 
@@ -93,16 +94,16 @@ class Work(Case):
         self.assertEqual(document["floor"]["bytes"], wanted)
 
     def test_bench_of_what_is_not_tuned(self):
+        """The same says that nothing is tuned, and of what never is, why."""
         self.use_compiled_kernels()
-        document = self.document("bench", OP, "--shape", "T=40,H=1,K=16", "--device", "cpu")
+        bench = ("bench", OP, "--shape", "T=40,H=1,K=16", "--device", "cpu")
+        done = self.wyvern(*bench, "--json")
+        document = json.loads(done.stdout)
+        check_schema("bench", document)
         (default,) = document["plans"]
         self.assertEqual((default["name"], default["origin"]), ("default", "default"))
         self.assertTrue(default["verified"])
-
-    def test_bench_of_what_is_never_tuned(self):
-        self.use_compiled_kernels()
-        bench = ("bench", OP, "--shape", "T=40,H=1,K=16", "--device", "cpu")
-        self.assertIn("nothing is tuned", self.wyvern(*bench).stderr)
+        self.assertIn("nothing is tuned", done.stderr)
         said = self.wyvern(*bench, "--batch-invariant").stderr
         self.assertIn("always has its default plan", said)
         self.assertNotIn("nothing is tuned", said)
