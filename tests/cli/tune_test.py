@@ -87,7 +87,7 @@ class Tune(Case):
                              "",
                              {"operator": OP, "shape": {"T": 40, "H": 1, "K": 16}},  # the same
                              {"operator": "kda", "shape": "H=1,K=16", "seqlens": [5, 0, 7],
-                              "use_qk_l2norm": True})
+                              "use_qk_l2norm": True, "pass": "recurrent"})  # of one config
         document = self.document(*tune, *TUNE)
         self.assertEqual(document["problems"], 2)
         self.assertEqual(document["shard"], {"index": 0, "count": 1})
