@@ -19,7 +19,7 @@ from context_ranks import Case, Ranks, check, processes, ranks, run, shard  # no
 from wyvern import ops
 from wyvern.distributed import _parallel, agree, build_cp_context
 
-CASE = Case("chunk_kda", 3, tokens=[16, 9, 20], lengths=[30, 15], K=16, V=16)
+CASE = Case("chunk_kda", 3, tokens=[16, 9, 20], lengths=[30, 15])
 
 
 def message_of(group: Any, rank: int, device: torch.device, given: Any) -> str:
@@ -40,7 +40,7 @@ def message_of(group: Any, rank: int, device: torch.device, given: Any) -> str:
             del tensors["initial_state"]
         elif what == "K too large":
             for name in ("q", "k", "g"):
-                tensors[name] = tensors[name].repeat_interleave(20, 3)
+                tensors[name] = tensors[name].repeat_interleave(10, 3)
             del tensors["initial_state"]
         elif what == "rank of q":
             tensors["q"] = tensors["q"][0]
@@ -103,11 +103,11 @@ def messages(ranks: Ranks, what: str, where: tuple[int, ...]) -> list[str]:
 
 
 DIFFERENT = {
-    "dtype": r"q differs .*: torch.float32 \[1, T, 1, 16\] in ranks 0, 2; torch.bfloat16 .* in rank 1; it must be",
-    "heads": r"q differs .* \[1, T, 1, 16\] in ranks 0, 2; .* \[1, T, 2, 16\] in rank 1",
+    "dtype": r"q differs .*: torch.float32 \[1, T, 1, 32\] in ranks 0, 2; torch.bfloat16 .* in rank 1; it must be",
+    "heads": r"q differs .* \[1, T, 1, 32\] in ranks 0, 2; .* \[1, T, 2, 32\] in rank 1",
     "K": r"q differs .* \[1, T, 1, 8\] in rank 1",
-    "rank of q": r"q differs .* \[9, 1, 16\] in rank 1",
-    "shape of g": r"g differs .* \[1, T, 1, 16\] in rank 1",
+    "rank of q": r"q differs .* \[9, 1, 32\] in rank 1",
+    "shape of g": r"g differs .* \[1, T, 1, 32\] in rank 1",
     "option": "use_qk_l2norm differs .*: not given in ranks 0, 2; 1 in rank 1",
     "scale": "scale differs .*: not given in ranks 0, 2; 0.25 in rank 1",
     "gradients": "whether a gradient is wanted differs .*: True in ranks 0, 2; False in rank 1",
@@ -116,9 +116,9 @@ DIFFERENT = {
     "boundaries": r"cu_seqlens differs .*: \(0, 30, 45\) in ranks 0, 2; \(0, 31, 45\) in rank 1",
     "dense": r"cu_seqlens differs .*: \(0, 30, 45\) in ranks 0, 2; None in rank 1",
     "exchange": "exchange differs .*: 'auto' in ranks 0, 2; 'gather' in rank 1",
-    "shape of states": r"initial_state has shape \[0, 2, 16, 16\].* \(in rank 1 of cp_context\)",
+    "shape of states": r"initial_state has shape \[0, 2, 32, 16\].* \(in rank 1 of cp_context\)",
     "tokens": r"q has 8 tokens; cp_context has 9 for this rank \(in rank 1 of cp_context\)",
-    "tokens of q": r"k differs .* \[1, T, 1, 16\] in ranks 0, 2; .* \[1, 9, 1, 16\] in rank 1",
+    "tokens of q": r"k differs .* \[1, T, 1, 32\] in ranks 0, 2; .* \[1, 9, 1, 32\] in rank 1",
     "cu_seqlens": r"cu_seqlens is given; it must be left out with cp_context \(in rank 1 of",
 }
 REFUSED = {

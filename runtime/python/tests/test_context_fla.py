@@ -81,7 +81,7 @@ def refused(group: Any, rank: int, device: torch.device, given: Any) -> tuple[st
         if rank in where:
             if what == "K":
                 for name in ("q", "k", "g"):
-                    tensors[name] = tensors[name].repeat_interleave(20, 3)
+                    tensors[name] = tensors[name].repeat_interleave(10, 3)
             elif what == "graph":
                 options["use_graph"] = True
             elif what == "dtype":

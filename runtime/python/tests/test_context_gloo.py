@@ -54,7 +54,7 @@ def test_float64(ranks: Ranks, op: str) -> None:
 @pytest.mark.parametrize("op", OPERATORS)
 def test_bfloat16(ranks: Ranks, op: str) -> None:
     for tokens, lengths in (([70, 33, 90], None), ([64, 100, 29], [30, 150, 13])):
-        case = Case(op, 3, torch.bfloat16, tokens=tokens, lengths=lengths, K=32, V=32, steps=steps_of(op))
+        case = Case(op, 3, torch.bfloat16, tokens=tokens, lengths=lengths, steps=steps_of(op))
         check(case, run(ranks, case))
 
 
@@ -78,7 +78,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", OPTIONS)
 def test_options(ranks: Ranks, what: str) -> None:
-    case = Case(**{"P": 3, "tokens": [14, 13, 16], "lengths": [9, 34], "V": 16} | OPTIONS[what])
+    case = Case(**{"P": 3, "tokens": [14, 13, 16], "lengths": [9, 34]} | OPTIONS[what])
     if case.options.get("state_v_first"):
         case = dataclasses.replace(case, states=False)
     check(case, run(ranks, case))

@@ -61,7 +61,7 @@ COMPILED: dict[str, dict[str, Any]] = {
     "empty ranks": {"op": "chunk_delta_rule", **LAYOUTS["empty ranks"]},
     "steps": {"op": "chunk_gated_delta_product", "steps": 2, **LAYOUTS["pack across borders"]},
     "a group": {"op": "chunk_kda", "group_alone": True, **LAYOUTS["two ranks"]},
-    "bfloat16": {"op": "chunk_kda", "dtype": torch.bfloat16, "P": 2, "tokens": [40, 33], "K": 32, "V": 32},
+    "bfloat16": {"op": "chunk_kda", "dtype": torch.bfloat16, "P": 2, "tokens": [40, 33]},
 }
 
 
