@@ -212,20 +212,26 @@ for _op in (forward_op, backward_op):
     torch.library.register_vmap(_op, _vmap_rule(_op))
 
 
-def _keeping_output(problem: str) -> str:
-    """The problem of a forward pass whose backward pass takes o before its norm."""
-    return f"{problem} keep_output=1" if "output_norm=" in problem else problem
+def _texts(problem: Problem, text: str, disable_recompute: bool) -> tuple[str, str]:
+    """The texts of the backward pass, and of a forward pass that keeps what the former takes."""
+    if disable_recompute:
+        problem = {**problem, "disable_recompute": 1}
+        text = text_of(problem)
+    return text, text_of({**problem, "keep_output": 1}) if "output_norm" in problem else text
 
 
 class _Recurrence(torch.autograd.Function):
     """The forward pass with the backward pass as its gradient; its arguments are the operator's.
 
+    problem, keeping: as _texts() has them.
     given: how many outputs come before what is kept for the backward pass.
     """
 
     @staticmethod
-    def forward(ctx: Any, problem: str, given: int, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        outputs = forward_op(_keeping_output(problem), *inputs)
+    def forward(
+        ctx: Any, problem: str, keeping: str, given: int, *inputs: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        outputs = forward_op(keeping, *inputs)
         ctx.problem = problem
         ctx.kept_from = len(inputs)
         ctx.set_materialize_grads(False)
@@ -239,13 +245,13 @@ class _Recurrence(torch.autograd.Function):
         q, _, v = inputs[:3]
         if do is None:
             if dht is None:
-                return (None,) * (ctx.kept_from + 2)
+                return (None,) * (ctx.kept_from + 3)
             do = q.new_zeros([*q.shape[:2], *v.shape[2:]])
         gradients = backward_op(ctx.problem, *inputs, do, dht, kept)
         if torch.is_grad_enabled():  # create_graph=True, or torch.func
             count = len(gradients)
             gradients = _OnceDifferentiable.apply(ctx.problem, count, *gradients, *inputs, do, dht)
-        result: list[Tensor | None] = [None, None]
+        result: list[Tensor | None] = [None, None, None]
         at = 0
         for x, has_gradient in zip(inputs, _HAS_GRADIENT, strict=True):
             if x is None or not has_gradient:
@@ -262,12 +268,12 @@ class _Transformable(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(problem: str, given: int, *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        return tuple(forward_op(_keeping_output(problem), *inputs))
+    def forward(problem: str, keeping: str, given: int, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(forward_op(keeping, *inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        problem, given, *tensors = inputs
+        problem, _, given, *tensors = inputs
         ctx.problem = problem
         ctx.kept_from = len(tensors)
         ctx.set_materialize_grads(False)
@@ -339,9 +345,8 @@ def run(
                 "the chunk function"
             )
         # That a tensor requires a gradient or has a tangent shows at its own level alone.
-        if disable_recompute and torch.is_grad_enabled():
-            text = text_of({**problem, "disable_recompute": 1})
-        return _Transformable.apply(text, given, *inputs)[:given]
+        texts = _texts(problem, text, disable_recompute and torch.is_grad_enabled())
+        return _Transformable.apply(*texts, given, *inputs)[:given]
     if torch.is_grad_enabled() and _requires_gradient(inputs):
         if "batch_invariant" in problem:
             raise ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
@@ -352,9 +357,7 @@ def run(
                 f"{first} requires a gradient; a fused_recurrent function has none with norm_gate: call the "
                 "chunk function, or call under torch.no_grad()"
             )
-        if disable_recompute:
-            text = text_of({**problem, "disable_recompute": 1})
-        return _Recurrence.apply(text, given, *inputs)
+        return _Recurrence.apply(*_texts(problem, text, disable_recompute), given, *inputs)
     return forward_op(text, *inputs)
 
 
