@@ -80,12 +80,7 @@ struct DeltaForward {
     sm90::init_barriers<kLayout.scores_empty>(work.shared, 128 * consumers);
     sm90::init_barriers<kLayout.tail_full>(work.shared, 1);
   }
-  /// Above the diagonal inverses and scores stay 0.
-  WYVERN_DEVICE void clear_shared() const {
-    auto* const words = reinterpret_cast<uint32*>(work.shared + kLayout.inverse.offset);
-    for (int i = thread_index(); i < (kSlots + kScoreSlots) * SquareTile::kBytes / 4; i += kThreads)
-      words[i] = 0;
-  }
+  WYVERN_DEVICE void clear_shared() const { Prepare{work}.clear_squares(kThreads); }
 
   // ---- roles ------------------------------------------------------------------------------------
 

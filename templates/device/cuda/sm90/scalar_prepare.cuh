@@ -45,6 +45,13 @@ struct ScalarPrepare {
 
   const B& b;
 
+  /// Clears all inverses and scores, which stay 0 above the diagonal, by `threads` threads.
+  WYVERN_DEVICE void clear_squares(int threads) const {
+    auto* const words = reinterpret_cast<uint32*>(b.shared + kAt.inverse.offset);
+    for (int i = thread_index(); i < (kSlots + kScoreSlots) * SquareTile::kBytes / 4; i += threads)
+      words[i] = 0;
+  }
+
   // ---- factor warps -----------------------------------------------------------------------------
 
   WYVERN_DEVICE static bool computes_factors(int warp) {
