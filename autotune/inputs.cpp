@@ -118,6 +118,7 @@ std::function<void(std::span<float>)> values_of(Quantity holds, const Problem& p
     case Quantity::state_scales: return source.uniform(0.5F, 2);
     case Quantity::states:
     case Quantity::state_gradient: return source.normal(0.1F);
+    case Quantity::taps: return source.normal(0.125F);
     default: return source.normal(1);
   }
 }

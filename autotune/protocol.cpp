@@ -47,7 +47,7 @@ struct Reader {
   const json& in;
   bool required;  ///< counts of every operator and pass are
   void operator()(const std::string& name, DType& value) const {
-    value = parse_dtype(in.at(name).get<std::string>()).value();
+    if (required || in.contains(name)) value = parse_dtype(in.at(name).get<std::string>()).value();
   }
   void operator()(const std::string& name, std::optional<Precision>& value) const {
     if (in.contains(name)) value = parse_precision(in.at(name).get<std::string>()).value();

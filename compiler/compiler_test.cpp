@@ -212,6 +212,7 @@ Constants problem_constants() {
   c.SCALAR_GATE = c.GATED = c.GATE_IN_KERNEL = c.HAS_A_LOG = c.VARLEN = c.HAS_DT_BIAS = true;
   c.QK_L2NORM = c.BETA_SIGMOID = true;
   c.INITIAL_STATE = c.FINAL_STATE = c.STATE_V_FIRST = true;
+  c.CONV_WIDTH = 4, c.CONV_COLUMNS = 3, c.CONV_CHANNELS = 2 * c.H * c.K + c.HV * c.V;
   return c;
 }
 

@@ -124,7 +124,7 @@ void set(std::optional<Precision>& member, const ProblemField& field, std::strin
   member = named(field, value, std::array{Precision::tf32, Precision::tf32x3, Precision::ieee});
 }
 void set(std::optional<Activation>& member, const ProblemField& field, std::string_view value) {
-  member = named(field, value, std::array{Activation::silu, Activation::sigmoid});
+  member = named(field, value, std::array{Activation::silu, Activation::sigmoid, Activation::none});
 }
 template <class T>
 void set(T& /*member*/, const ProblemField& field, std::string_view value) {

@@ -86,6 +86,7 @@ const Crossing kCrossings[] = {
     {"disable_state_update", "kda", Pass::recurrent,
      [](Problem& p) { p.disable_state_update = true; }},
     {"output_norm", "kda", Pass::recurrent, [](Problem& p) { p.output_norm = Activation::silu; }},
+    {"short_conv", "kda", Pass::forward, [](Problem& p) { p.short_conv = 4; }},
     {"qk_l2norm", "kda", Pass::backward, [](Problem& p) { p.use_qk_l2norm = true; }},
     {"gate", "kda", Pass::forward, [](Problem& p) { p.use_gate_in_kernel = true; }},
     {"beta_sigmoid", "kda", Pass::forward, [](Problem& p) { p.use_beta_sigmoid = true; }},
@@ -139,6 +140,8 @@ TEST(TuningDistance, AddsWhatDiffersAlone) {
   EXPECT_DOUBLE_EQ(apart(without, with), 3.5);
   without.output_norm = with.output_norm = Activation::silu, with.keep_output = true;
   EXPECT_DOUBLE_EQ(apart(without, with), 3.75);
+  without.short_conv = with.short_conv = 4, with.has_conv_bias = with.output_conv_state = true;
+  EXPECT_DOUBLE_EQ(apart(without, with), 4.5);
   with.chunk_size = 64, without.chunk_size = 32;
   EXPECT_EQ(apart(without, with), -1);
 

@@ -177,6 +177,9 @@ Constants problem_constants(const Problem& problem) {
   c.NORM_SILU = problem.output_norm == Activation::silu;
   c.CHECKPOINTS = has_checkpoints(problem);
   c.CHECKPOINT_DTYPE = checkpoint_dtype(problem);
+  c.CONV_WIDTH = problem.short_conv.value_or(0);
+  c.CONV_CHANNELS = conv_channels(problem);
+  c.CONV_COLUMNS = problem.short_conv.value_or(1) - 1;
   c.GROUP = problem.HV / problem.H;
   c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;
   c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;

@@ -124,6 +124,41 @@ TEST(Plans, NormalizeOBehindTheForwardPass) {
   }
 }
 
+/// Every forward plan is that of the problem as q, k and v are given, behind a first step that
+/// alone reads them.
+TEST(Plans, ConvolveInFrontOfTheForwardPass) {
+  const auto expect_behind = [](const Plan& plan, Plan wanted) {
+    ASSERT_FALSE(plan.empty());
+    EXPECT_EQ(find_template(plan.front().template_id)->name, "short_conv");
+    wanted.insert(wanted.begin(), plan.front());
+    EXPECT_EQ(plan, wanted);
+  };
+  Problem plain = gated(true);
+  for (const std::string_view op : operators()) {
+    plain.op = op;
+    plain.num_householder = op == "gated_delta_product" ? 2 : 1;
+    Problem p = plain;
+    p.short_conv = 4;
+    p.initial_conv_state = p.output_conv_state = true;
+    for (const Target& target : {host_target(), cuda_target("sm_80"), cuda_target("sm_90a")}) {
+      expect_behind(default_plan(p, target), default_plan(plain, target));
+      const std::vector<Plan> wanted = enumerate_plans(plain, target, 64);
+      const std::vector<Plan> plans = enumerate_plans(p, target, 64);
+      ASSERT_EQ(plans.size(), wanted.size());
+      for (std::size_t i = 0; i < plans.size(); ++i) expect_behind(plans[i], wanted[i]);
+    }
+    const auto bound =
+        bind_operator(Device::open("cpu"), p, enumerate_plans(p, host_target(), 64).back());
+    for (const BoundStep& step : bound->steps)
+      for (std::size_t i = 0; i < step.argument_count; ++i) {
+        const std::string_view name = step.source_template->parameters[i].name;
+        if (name != "q" && name != "k" && name != "v") continue;
+        const bool first = &step == &bound->steps.front();
+        EXPECT_EQ(step.bindings[i].from == Binding::From::caller, first);
+      }
+  }
+}
+
 /// Every backward plan is that of the problem without the norm, between a first step that alone
 /// reads the caller's do and a last one that sums the weight's gradient.
 TEST(Plans, TakeTheGradientOfTheNormInFrontOfTheBackwardPass) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/nearest_names.hpp"
@@ -67,6 +68,9 @@ void check_enumerations(const Problem& p) {
     bad("precision", static_cast<int>(*p.precision), "tf32 (0), tf32x3 (1) or ieee (2)");
   if (p.output_norm && *p.output_norm > Activation::sigmoid)
     bad("output_norm", static_cast<int>(*p.output_norm), "silu (0) or sigmoid (1)");
+  if (p.conv_activation && *p.conv_activation != Activation::silu &&
+      *p.conv_activation != Activation::none)
+    bad("conv_activation", static_cast<int>(*p.conv_activation), "silu (0) or none (2)");
 }
 
 void check_sizes(const Problem& p) {
@@ -208,6 +212,30 @@ void check_output_norm(const Problem& p) {
     bad("keep_output", "true", "false with checkpoints, which have no backward pass");
 }
 
+void check_short_conv(const Problem& p) {
+  if (!p.short_conv) {
+    if (p.conv_activation)
+      bad("conv_activation", to_string(*p.conv_activation), "absent unless short_conv is set");
+    for (const auto& [name, set] : {std::pair("has_conv_bias", p.has_conv_bias),
+                                    std::pair("initial_conv_state", p.initial_conv_state),
+                                    std::pair("output_conv_state", p.output_conv_state)})
+      if (set) bad(name, "true", "false unless short_conv is set");
+    return;
+  }
+  check_range("short_conv", *p.short_conv, 2, 4);
+  if (p.dtype == DType::fp32)
+    check_dtype("conv_dtype", p.conv_dtype, {DType::fp32});
+  else
+    check_dtype("conv_dtype", p.conv_dtype, {p.dtype, DType::fp32});
+  check_range("the number of channels of short_conv", conv_channels(p), 1, kMaxRow);
+  if (p.inplace_state)
+    bad("short_conv", *p.short_conv,
+        "absent with inplace_state, which has no rows before a sequence's first");
+  if (has_checkpoints(p))
+    bad("short_conv", *p.short_conv,
+        "absent with checkpoints, from which no sequence could go on without the rows before them");
+}
+
 void check_checkpoints(const Problem& p) {
   constexpr std::int64_t kUnit = 64;
   if (p.checkpoint_every < 0 || p.checkpoint_every % kUnit != 0)
@@ -266,6 +294,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   check_pool(p);
   check_drafts(p);
   check_output_norm(p);
+  check_short_conv(p);
   check_checkpoints(p);
   check_state_scale(p, op);
   check_batch_invariant(p);
@@ -316,12 +345,13 @@ std::string_view to_string(Activation activation) noexcept {
   switch (activation) {
     case Activation::silu: return "silu";
     case Activation::sigmoid: return "sigmoid";
+    case Activation::none: return "none";
   }
   return "?";
 }
 
 std::optional<Activation> parse_activation(std::string_view text) noexcept {
-  for (const Activation one : {Activation::silu, Activation::sigmoid})
+  for (const Activation one : {Activation::silu, Activation::sigmoid, Activation::none})
     if (to_string(one) == text) return one;
   return {};
 }
@@ -382,6 +412,11 @@ float scale_of(const Problem& problem) noexcept {
 }
 
 float norm_eps_of(const Problem& problem) noexcept { return problem.norm_eps.value_or(1e-6F); }
+
+std::int64_t conv_channels(const Problem& problem) noexcept {
+  const std::int64_t keys = problem.H * problem.K, values = problem.HV * problem.V;
+  return keys + problem.num_householder * (keys + values);
+}
 
 void validate(const Problem& problem) {
   const OperatorDefinition& op = definition_of(problem);

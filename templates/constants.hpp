@@ -25,7 +25,10 @@
   X(STATE_COLS, "columns of a state as the caller has it: V, or K with STATE_V_FIRST")      \
   X(STEPS, "Householder steps a token; rows of k, v and beta are tokens times steps")         \
   X(CHECKPOINT_EVERY, "tokens between a sequence's checkpoints; 0: none at fixed intervals") \
-  X(SUMMARY_COLUMNS, "columns of a range's summary: V of R, and with TRANSITION K of M")
+  X(SUMMARY_COLUMNS, "columns of a range's summary: V of R, and with TRANSITION K of M")    \
+  X(CONV_WIDTH, "rows of q, k and v that a convolved row is made of")                        \
+  X(CONV_CHANNELS, "channels that are convolved: of q, of each step of k, of each step of v") \
+  X(CONV_COLUMNS, "rows before a sequence's first: CONV_WIDTH - 1")
 #define WYVERN_TYPE_CONSTANTS(X)                                                            \
   X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
   X(U_DTYPE, "element type of u between kernels: DTYPE, or fp32 where K is small")            \
@@ -34,6 +37,7 @@
   X(DG_DTYPE, "element type of the gate's gradient where it is summed")                     \
   X(STATE_DTYPE, "element type of the initial state and of a pool of states")               \
   X(CHECKPOINT_DTYPE, "element type of checkpoints: STATE_DTYPE, or fp32")                  \
+  X(CONV_DTYPE, "element type of conv_weight and conv_bias")                                \
   X(SEQLENS_DTYPE, "element type of cu_seqlens")                                            \
   X(INDEX_DTYPE, "element type of state_index and other indices and counts")
 #define WYVERN_FLAG_CONSTANTS(X)                                                            \
@@ -70,6 +74,10 @@
   X(KEEP_POOL, "the pool is read only")                                                       \
   X(OUTPUT_NORM, "rows of o are normalized and gated")                                        \
   X(NORM_SILU, "with OUTPUT_NORM: the gate is silu(norm_gate), else sigmoid(norm_gate)")      \
+  X(CONV_SILU, "convolved rows go through silu")                                              \
+  X(HAS_CONV_BIAS, "conv_bias is given")                                                     \
+  X(CONV_INITIAL, "rows before each sequence's first are given")                             \
+  X(CONV_FINAL, "each sequence's last rows are written")                                     \
   X(TRANSITION, "summaries of ranges hold M beside R")                                        \
   X(BACKWARDS, "gradients of states go through ranges from last to first")                  \
   X(FIRST_STEP, "a per-token row belongs to its first step; else to its last")

@@ -50,6 +50,8 @@ KINDS = (
     ("checkpoint_every", "checkpoint_offsets", "fp32_checkpoints"),
     ("index_columns", "intermediate_rows", "parent", "disable_state_update"),
     ("output_norm silu", "output_norm sigmoid", "keep_output"),
+    ("short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none"),
+    ("conv_bias", "conv_weight as q", "initial_conv_state", "output_conv_state"),
 )
 
 

@@ -27,7 +27,18 @@ TensorRules layer_tensors() {
   const auto with_rows = [](const Problem& p) {
     return p.output_norm && (in_backward(p) || p.keep_output);
   };
+  const Dims channel_taps{TensorDim::conv_channels, TensorDim::conv_width};
+  const Dims window{TensorDim::N, TensorDim::conv_channels, TensorDim::conv_columns};
+  const auto dtype_of_taps = [](const Problem& p) { return p.conv_dtype; };
+  const auto with_conv = [](const Problem& p) { return p.short_conv.has_value(); };
+  const auto with_bias = [](const Problem& p) { return p.has_conv_bias; };
+  const auto with_window = [](const Problem& p) { return p.initial_conv_state; };
+  const auto with_last = [](const Problem& p) { return p.output_conv_state; };
   return {
+      {"conv_weight", input, taps, channel_taps, dtype_of_taps, with_conv},
+      {"conv_bias", input, taps, {TensorDim::conv_channels}, dtype_of_taps, with_bias},
+      {"initial_conv_state", input, values, window, dtype_of_rows, with_window},
+      {"final_conv_state", output, computed, window, dtype_of_rows, with_last},
       {"norm_weight", input, values, weight, always_fp32, with_norm},
       {"norm_gate", input, values, each, dtype_of_rows, with_norm, kStrided},
       {"o_raw", kept, values, each, dtype_of_rows, with_rows},
@@ -37,6 +48,9 @@ TensorRules layer_tensors() {
 }
 
 void add_layer_stages(const Problem& p, std::vector<StageUse>& uses) {
+  if (p.short_conv)
+    uses.insert(uses.begin(),
+                {&stages::short_conv, {{"q_conv", "q"}, {"k_conv", "k"}, {"v_conv", "v"}}, {}});
   if (!p.output_norm) return;
   if (p.pass == Pass::forward) {
     rename_all(uses, "o", "o_raw");

@@ -38,6 +38,9 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   set(TensorDim::checkpoints, checkpoint_rows(p));
   set(TensorDim::state_rows, p.state_v_first ? p.V : p.K);
   set(TensorDim::state_columns, p.state_v_first ? p.K : p.V);
+  set(TensorDim::conv_channels, conv_channels(p));
+  set(TensorDim::conv_width, p.short_conv.value_or(0));
+  set(TensorDim::conv_columns, p.short_conv.value_or(1) - 1);
   return extents;
 }
 
@@ -72,6 +75,9 @@ std::string_view symbol(TensorDim dim, const Problem& p) {
     case TensorDim::checkpoints: return p.checkpoint_offsets ? "N" : "CP";
     case TensorDim::state_rows: return p.state_v_first ? "V" : "K";
     case TensorDim::state_columns: return p.state_v_first ? "K" : "V";
+    case TensorDim::conv_channels: return "C";
+    case TensorDim::conv_width: return "W";
+    case TensorDim::conv_columns: return "W-1";
   }
   return "?";
 }

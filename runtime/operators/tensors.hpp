@@ -32,8 +32,11 @@ enum class TensorDim : std::uint8_t {
   checkpoints,    ///< checkpoint_rows()
   state_rows,     ///< K, or V with state_v_first
   state_columns,  ///< V, or K with state_v_first
+  conv_channels,  ///< conv_channels()
+  conv_width,     ///< short_conv
+  conv_columns,   ///< short_conv - 1
 };
-inline constexpr std::size_t kDims = 18;
+inline constexpr std::size_t kDims = 21;
 
 /// A shape in symbols.
 struct Dims {
@@ -58,7 +61,8 @@ enum class TensorRole : std::uint8_t {
 /// tuner's, the command's, the tests') has its own distribution for each.
 enum class Quantity : std::uint8_t {
   directions,      ///< rows of q or k: of length 1 unless use_qk_l2norm makes them so
-  values,          ///< about normal: v, do, o_raw
+  values,          ///< about normal: v, do, o_raw, initial_conv_state
+  taps,            ///< small: conv_weight, conv_bias, which leave convolved keys shorter than 1
   rates,           ///< in (0, 1), or logits with use_beta_sigmoid: beta, erase, write
   gates,           ///< natural-log decay, or the raw gate input with use_gate_in_kernel
   gate_rates,      ///< A_log

@@ -6,6 +6,20 @@
 namespace wyvern::stages {
 
 // clang-format off
+inline constexpr StageDefinition short_conv{
+    "short_conv", "Rows of q, k and v convolved with the rows before them, channel by channel.",
+    {tensor::q,
+     {"k", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
+     {"v", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
+     {"conv_weight", Access::in, constant::CONV_DTYPE, {constant::CONV_CHANNELS, constant::CONV_WIDTH}},
+     {"conv_bias", Access::in, constant::CONV_DTYPE, {constant::CONV_CHANNELS}, {constant::HAS_CONV_BIAS}},
+     {"initial_conv_state", Access::in, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_INITIAL}},
+     tensor::cu_seqlens.when({constant::VARLEN}),
+     {"q_conv", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     {"k_conv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
+     {"v_conv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
+     {"final_conv_state", Access::out, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_FINAL}}}};
+
 inline constexpr StageDefinition output_norm{
     "output_norm", "O = act(norm_gate) norm_weight O_raw / sqrt(mean(O_raw^2) + norm_eps), row by row.",
     {{"o_raw", Access::in, constant::DTYPE, {extent::B, extent::T, constant::HV, constant::V}},

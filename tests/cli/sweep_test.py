@@ -34,7 +34,9 @@ def options_of(op):
     drafts, norms = set(), {"output_norm silu", "output_norm sigmoid"}
     if op not in ("gated_delta_product", "gdn2"):
         drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update"}
-    return {"forward": chunked | serving | checkpoints | norms
+    convs = {"short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none", "conv_bias",
+             "conv_weight as q", "initial_conv_state", "output_conv_state"}
+    return {"forward": chunked | serving | checkpoints | norms | convs
                        | {"keep_output", "return_intermediate_states"},
             "backward": chunked | norms,
             "recurrent": shared | serving | drafts | norms}
@@ -107,7 +109,8 @@ class Sweep(Case):
                                          "--dtype", dtype)
                 self.assertTrue(document["verified"])
                 quantities = {(r["pass"], r["quantity"]) for r in document["rows"]}
-                wanted = {("forward", "o"), ("forward", "final_state"), ("backward", "dq"),
+                wanted = {("forward", "o"), ("forward", "final_state"),
+                          ("forward", "final_conv_state"), ("backward", "dq"),
                           ("backward", "dinitial_state"), ("backward", "dnorm_weight"),
                           ("backward", "dnorm_gate"), ("recurrent", "state")}
                 if op != "delta_rule":

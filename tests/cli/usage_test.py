@@ -335,7 +335,8 @@ class Example(Case):
             state_v_first batch_invariant chunk_size disable_recompute return_intermediate_states
             seqlens_hint inplace_state state_index output_state_index null_slot_zero has_initial_state
             state_slots index_dtype index_columns intermediate_rows draft_tokens parent
-            disable_state_update output_norm norm_eps keep_output checkpoint_every checkpoint_offsets
+            disable_state_update output_norm norm_eps keep_output short_conv conv_activation has_conv_bias
+            conv_dtype initial_conv_state output_conv_state checkpoint_every checkpoint_offsets
             checkpoint_rows fp32_checkpoints num_householder has_g key"""
         self.assertEqual(set(problem), set(wanted.split()))
         self.assertEqual((problem["seqlens_dtype"], problem["index_dtype"]), ("int64", "int32"))

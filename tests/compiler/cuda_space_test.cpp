@@ -54,9 +54,10 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   if (definition_of(p).facts().householder)
     p.num_householder = 1 + static_cast<std::int64_t>((random() >> 16) % 3);
   const bool decodes = t.carries_out("recurrent");
-  p.pass = decodes                        ? Pass::recurrent
-           : t.carries_out("output_norm") ? Pass::forward
-                                          : Pass::backward;
+  const bool convolves = t.carries_out("short_conv");
+  p.pass = decodes                                     ? Pass::recurrent
+           : convolves || t.carries_out("output_norm") ? Pass::forward
+                                                       : Pass::backward;
   p.H = heads.H, p.HV = heads.HV, p.K = heads.K, p.V = heads.V;
   p.dtype = dtype;
   p.beta_dtype = flag() ? dtype : DType::fp32;
@@ -92,6 +93,14 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   p.checkpoint_offsets = p.pass == Pass::forward && !definition_of(p).facts().householder &&
                          !has_state_scale(p) && flag();
   p.fp32_checkpoints = p.checkpoint_offsets && flag();
+  if (convolves) {
+    p.short_conv = 2 + static_cast<std::int64_t>((random() >> 16) % 3);
+    p.conv_activation = flag() ? Activation::silu : Activation::none;
+    p.has_conv_bias = flag();
+    p.conv_dtype = flag() ? dtype : DType::fp32;
+    p.initial_conv_state = flag();
+    p.output_conv_state = flag();
+  }
   p.use_gate_in_kernel = flag();
   p.has_dt_bias = p.use_gate_in_kernel && flag();
   if (gate_kind(p) == GateKind::vector && flag()) p.lower_bound = -5.0F;

@@ -392,6 +392,25 @@ const std::vector<BadProblem>& bad_problems() {
          decode(p), p.output_norm = Activation::silu;
          p.norm_eps = std::numeric_limits<float>::infinity();
        }},
+      {"short_conv is 0 .. between 2 and 4", [](Problem& p) { p.short_conv = 0; }},
+      {"short_conv is 1 .. between 2 and 4", [](Problem& p) { p.short_conv = 1; }},
+      {"short_conv is 4 .. absent for the backward",
+       [](Problem& p) { p.pass = Pass::backward, p.short_conv = 4; }},
+      {"short_conv is 4 .. absent for the recurrent",
+       [=](Problem& p) { decode(p), p.short_conv = 4; }},
+      {"short_conv is 4 .. absent with inplace_state",
+       [=](Problem& p) { inplace(p), p.short_conv = 4; }},
+      {"short_conv is 4 .. absent with checkpoints",
+       [](Problem& p) { p.checkpoint_every = 64, p.short_conv = 4; }},
+      {"conv_activation is 1 .. silu (0) or none (2)",
+       [](Problem& p) { p.short_conv = 4, p.conv_activation = Activation::sigmoid; }},
+      {"conv_dtype is bf16 .. fp32",
+       [](Problem& p) {
+         p.dtype = p.beta_dtype = p.g_dtype = DType::fp32;
+         p.short_conv = 4, p.conv_dtype = DType::bf16;
+       }},
+      {"output_norm is 2 .. silu (0) or sigmoid (1)",
+       [](Problem& p) { p.output_norm = Activation::none; }},
       {"checkpoint_every is -64 .. multiple of 64", [](Problem& p) { p.checkpoint_every = -64; }},
       {"checkpoint_every is 64 .. 0 with checkpoint_offsets",
        [](Problem& p) { p.checkpoint_every = 64, p.checkpoint_offsets = true; }},
@@ -497,6 +516,17 @@ class BadTensor : public OperatorTest, public ::testing::WithParamInterface<Tens
     p.disable_state_update = p.parent = true;
     return p;
   }
+
+  /// What a problem with a pool of states has not.
+  static Problem convolved() {
+    Problem p = base(GetParam().which);
+    p.packed = true;
+    p.short_conv = 4;
+    p.has_conv_bias = p.initial_conv_state = p.output_conv_state = true;
+    return p;
+  }
+
+  void expect_named(const Problem& p);
 };
 
 std::string spec_text(const TensorSpec& spec) {
@@ -508,7 +538,12 @@ std::string spec_text(const TensorSpec& spec) {
 
 TEST_P(BadTensor, IsNamedAndNothingIsWritten) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
-  const Prepared prepared(device(), problem(), {20, 30});
+  expect_named(problem());
+  if (GetParam().which.pass == Pass::forward) expect_named(convolved());
+}
+
+void BadTensor::expect_named(const Problem& p) {
+  const Prepared prepared(device(), p, {20, 30});
   const auto expect = [&](const TensorSpec& spec, const TensorView& bad,
                           std::vector<std::string> words) {
     Launch launch = prepared.good();

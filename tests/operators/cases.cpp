@@ -521,6 +521,39 @@ void add_output_norms(Cases& cases, const Problem& base) {
       Gate::mixed);
 }
 
+/// q, k and v convolved: shapes, sequences shorter than the window, empty ones, all windows.
+void add_short_convs(Cases& cases) {
+  const auto windows = [](Problem& p) {
+    states(p), p.short_conv = 4, p.initial_conv_state = p.output_conv_state = true;
+  };
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    cases.add(fmt::format("Conv_{}", to_string(dtype)), [=](Problem& p) {
+      windows(p), p.dtype = p.beta_dtype = p.conv_dtype = dtype, p.K = p.V = 128;
+      p.has_conv_bias = dtype != DType::fp16;
+    });
+  cases.add("ConvK33V100", [](Problem& p) {
+    p.short_conv = 3, p.conv_activation = Activation::none, p.K = 33, p.V = 100;
+  });
+  cases.add("ConvK256V512", [=](Problem& p) { windows(p), p.H = p.HV = 1, p.K = 256, p.V = 512; });
+  cases.add("ConvPacked",
+            [=](Problem& p) {
+              windows(p), p.packed = p.use_qk_l2norm = p.has_conv_bias = true, p.V = 40;
+              p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+            },
+            Gate::mixed, {1, 0, 70, 2, 3, 4, 0});
+  cases.add("ConvPackedFromZeros",
+            [](Problem& p) { p.short_conv = 2, p.packed = p.output_conv_state = true; },
+            Gate::typical, {2, 1, 1, 65, 0});
+  cases.add("ConvNoTokens", [=](Problem& p) { windows(p), p.T = 0; });
+  cases.add("ConvFewTokens", [=](Problem& p) { windows(p), p.T = 2, p.B = p.N = 3; });
+  cases.add("ConvNorm", [](Problem& p) {
+    p.short_conv = 4, p.output_norm = Activation::silu, p.keep_output = p.disable_recompute = true;
+  });
+  cases.add("ConvStates", [=](Problem& p) {
+    windows(p), p.return_intermediate_states = p.state_v_first = true, p.V = 48;
+  });
+}
+
 void add_pools(Cases& cases) {
   const auto indexed = [](Problem& p) {
     p.B = p.N = 6, p.state_index = p.initial_state = true, p.state_slots = 9;
@@ -709,6 +742,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_options(cases);
   if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
   add_output_norms(cases, base(which));
+  if (which.pass == Pass::forward) add_short_convs(cases);
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
@@ -820,6 +854,15 @@ void draw_states(Draw& draw, Problem& p) {
       p.pass == Pass::forward && !p.inplace_state && !p.disable_recompute && draw.rarely();
 }
 
+void draw_conv(Draw& draw, Problem& p) {
+  p.short_conv = 2 + draw.below(3);
+  if (draw.flip()) p.conv_activation = Activation::none;
+  p.has_conv_bias = draw.flip();
+  p.conv_dtype = draw.flip() ? DType::fp32 : p.dtype;
+  p.initial_conv_state = draw.flip();
+  p.output_conv_state = draw.flip();
+}
+
 }  // namespace
 
 OperatorCase random_case(std::uint64_t seed) {
@@ -859,6 +902,8 @@ OperatorCase random_case(std::uint64_t seed) {
   one.gate = draw.of(kGates);
   // What one token leaves of a state behind such gates is smaller than fp16 can tell.
   if (one.gate == Gate::fast && p.dtype == DType::fp16) one.gate = Gate::mixed;
+  if (p.pass == Pass::forward && !p.inplace_state && !has_checkpoints(p) && draw.flip())
+    draw_conv(draw, p);
   return one;
 }
 

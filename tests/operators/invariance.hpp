@@ -25,7 +25,9 @@ using Order = std::vector<std::size_t>;
 inline std::optional<std::size_t> pack_axis(const Problem& p, std::string_view name) {
   for (const char* tokens : {"q", "k", "v", "beta", "erase", "write", "g", "norm_gate", "o"})
     if (name == tokens) return 1;
-  if (name == "state_index" || name == "final_state") return 0;
+  for (const char* sequences :
+       {"state_index", "final_state", "initial_conv_state", "final_conv_state"})
+    if (name == sequences) return 0;
   if (!p.state_index && (name == "initial_state" || name == "state")) return 0;
   return {};
 }
@@ -110,6 +112,10 @@ class BatchInvariance : public Base {
     p.B = p.N = 1, p.H = 1, p.HV = 2, p.K = 40, p.V = 24;
     if (options == Options::wide) p.H = 2, p.K = p.V = 128;
     p.initial_state = true;
+    if (p.pass == Pass::forward && options != Options::many) {
+      p.short_conv = 4;
+      p.initial_conv_state = p.output_conv_state = true;
+    }
     if (options != Options::many) return p;
     p.dtype = p.beta_dtype = which.op == "kda" ? DType::fp32 : DType::fp16;
     p.use_qk_l2norm = p.state_v_first = true;
@@ -191,6 +197,7 @@ class BatchInvariance : public Base {
     p.state_dtype = DType::fp32;  // in 16 bits it would be rounded between pieces
     p.state_index = p.inplace_state = p.initial_state = false;
     p.output_final_state = true;
+    p.initial_conv_state = false;
     // Decoding walks token by token: it may go on anywhere.
     const bool recurrent = p.pass == Pass::recurrent;
     const std::int64_t unit = recurrent ? 1 : 64;
@@ -206,12 +213,16 @@ class BatchInvariance : public Base {
         if (first != 0) {
           piece.problem.initial_state = true;
           piece.tensors["initial_state"] = outputs.back().at("final_state");
+          piece.problem.initial_conv_state = p.output_conv_state;
+          if (p.output_conv_state)
+            piece.tensors["initial_conv_state"] = outputs.back().at("final_conv_state");
         }
         outputs.push_back(run(piece));
         first += length;
       }
       HostTensors got = joined(p, chosen(outputs, in_turn(outputs.size())));
-      got.at("final_state") = outputs.back().at("final_state");
+      for (auto& [name, tensor] : got)
+        if (name.starts_with("final_")) tensor = outputs.back().at(name);
       expect_same(got, wanted);
     }
   }

@@ -100,6 +100,46 @@ TEST(Oracle, NormOfOutputs) {
   }
 }
 
+TEST(Oracle, ConvolvesRows) {
+  Problem p = fp32_problem(2, 1, 1);
+  p.short_conv = 3, p.conv_activation = Activation::none;
+  p.has_conv_bias = p.initial_conv_state = p.output_conv_state = true;
+  OperatorData data = by_hand(p, {1, 2}, {2, 1}, {4, 8}, {1, 1}, {0, 0});
+  data.tensors["conv_weight"] = HostTensor(DType::fp32, {3, 3}, {1, 0, 1, 0, 1, 0, 0.5, 0, 1});
+  data.tensors["conv_bias"] = HostTensor(DType::fp32, {3}, {0, 0, 1});
+  data.tensors["initial_conv_state"] = HostTensor(DType::fp32, {1, 3, 2}, {1, 2, 0, 1, 3, -1});
+  const Reference r = oracle(data);
+  const Reference plain =
+      oracle(by_hand(fp32_problem(2, 1, 1), {2, 4}, {1, 2}, {6.5, 8.5}, {1, 1}, {0, 0}));
+  expect_near(r.at("o"), plain.at("o"));
+  expect_near(r.at("final_state"), plain.at("final_state"));
+  EXPECT_EQ(r.at("final_conv_state"), (Doubles{1, 2, 2, 1, 4, 8}));
+}
+
+/// Rows after silu are rounded; of several steps a token each follows its own.
+TEST(Oracle, ConvolvesStepsAndRounds) {
+  Problem p = fp32_problem(2, 1, 1);
+  p.op = "gated_delta_product", p.num_householder = 2;
+  const auto with_rows = [&](const Doubles& q, const Doubles& k, const Doubles& v) {
+    OperatorData data = by_hand(p, q, q, q, {0, 0}, {0, -1});
+    for (const auto& [name, rows] : {std::pair("k", k), std::pair("v", v)})
+      data.tensors[name] = HostTensor(p.dtype, {1, 4, 1, 1}, rows);
+    data.tensors["beta"] = HostTensor(p.dtype, {1, 4, 1}, {1, 0.5, 0.25, 1});
+    return data;
+  };
+  const auto silu = [](double x) {
+    return static_cast<double>(static_cast<float>(x / (1 + std::exp(-x))));
+  };
+  const OperatorData plain =
+      with_rows({0, silu(1)}, {0, 0, silu(2), silu(3)}, {0, 0, silu(-1), silu(5)});
+  p.short_conv = 2;
+  OperatorData data = with_rows({1, 7}, {2, 3, 8, 9}, {-1, 5, 8, 9});
+  data.problem = p;
+  data.tensors["conv_weight"] = HostTensor(DType::fp32, {5, 2}, {1, 0, 1, 0, 1, 0, 1, 0, 1, 0});
+  expect_near(oracle(data).at("o"), oracle(plain).at("o"));
+  expect_near(oracle(data).at("final_state"), oracle(plain).at("final_state"));
+}
+
 TEST(Oracle, UnitBetaAndUnitKeyOverwrite) {
   // The delta rule's point: writing v under the same unit key twice leaves the second v alone.
   const OperatorData data =

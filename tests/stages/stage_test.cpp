@@ -116,6 +116,13 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   if ((p.pass == Pass::recurrent && bit(1)) ||
       covers_any("output_norm", "output_norm_bwd", "layer_sum"))
     p.output_norm = bit(2) ? Activation::silu : Activation::sigmoid;
+  if (!covers_any("short_conv")) return;
+  p.short_conv = 2 + switches % 3;
+  p.conv_activation = bit(0) ? Activation::silu : Activation::none;
+  p.has_conv_bias = bit(1) != bit(2);
+  p.conv_dtype = bit(2) ? DType::fp32 : p.dtype;
+  p.initial_conv_state = bit(1) == bit(3);
+  p.output_conv_state = bit(0) || bit(3);
 }
 
 /// The operators of this build that use the template with these options.

@@ -35,6 +35,7 @@ class Maker {
       case Quantity::gate_rates: return uniform(engine_, spec.dtype, shape, 0, std::log(16.0));
       case Quantity::gate_biases: return uniform(engine_, spec.dtype, shape, -2, 0);
       case Quantity::states: return normal(engine_, spec.dtype, shape, 0.5);
+      case Quantity::taps: return normal(engine_, spec.dtype, shape, 0.125);
       case Quantity::state_scales: return uniform(engine_, spec.dtype, shape, 0.5, 2);
       case Quantity::seqlens:
         return HostTensor(spec.dtype, shape, {data_.cu_seqlens.begin(), data_.cu_seqlens.end()});

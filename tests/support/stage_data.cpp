@@ -35,6 +35,7 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.qk_l2norm = p.use_qk_l2norm;
   c.norm_silu = p.output_norm == Activation::silu;
   c.norm_eps = norm_eps_of(p);
+  c.conv_silu = p.conv_activation != Activation::none;
   c.steps = p.num_householder;
   c.backwards = p.pass == Pass::backward;
   return c;
@@ -70,6 +71,7 @@ class Chain {
   }
 
   StageData run() {
+    if (p_.short_conv) short_conv();
     if (p_.pass == Pass::recurrent) {
       recurrent();
     } else if (p_.num_householder > 1) {
@@ -106,6 +108,16 @@ class Chain {
   }
   Shape states(std::int64_t count) const {
     return p_.state_v_first ? Shape{count, p_.HV, p_.V, p_.K} : Shape{count, p_.HV, p_.K, p_.V};
+  }
+
+  /// Other stages here take q, k and v as they are given.
+  void short_conv() {
+    run("short_conv");
+    const std::int64_t rows = p_.T * p_.num_householder;
+    store("q_conv", p_.dtype, heads(p_.H, p_.K));
+    store("k_conv", p_.dtype, {p_.B, rows, p_.H, p_.K});
+    store("v_conv", p_.dtype, {p_.B, rows, p_.HV, p_.V});
+    store("final_conv_state", p_.dtype, {p_.N, conv_channels(p_), *p_.short_conv - 1});
   }
 
   void tables() {
@@ -447,6 +459,7 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (!has_its_rates(p, stage)) return false;
   if (stage.ends_with("recurrent")) return true;
   const bool moves_steps = stage == "expand_steps" || stage == "compress_steps";
+  if (stage == "short_conv") return p.short_conv.has_value();
   if ((moves_steps || stage == "step_seqlens") != (p.num_householder > 1)) return false;
   if (stage == "kda_scans") return uses_stage(p, "kda_gradient");
   if (stage == "step_seqlens") return p.packed;
@@ -749,7 +762,7 @@ bool is_scalar(std::string_view output) {
 double stage_bound(const StageData& data, const Config& config, std::string_view output) {
   const HostTensor& tensor = data.tensors.find(output)->second;
   if (!is_floating(tensor.dtype())) return 0;
-  for (const std::string_view moved : {"h_v_first", "x", "x_steps"})
+  for (const std::string_view moved : {"h_v_first", "x", "x_steps", "final_conv_state"})
     if (output == moved) return 0;
   // A running sum of up to 128 terms of one sign: each addition rounds to half a unit (6e-8) and
   // the roundings add up as a random walk, below 128^0.5 * 6e-8 = 7e-7.

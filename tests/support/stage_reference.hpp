@@ -71,6 +71,7 @@ struct StageContext {
   bool qk_l2norm = false;             ///< recurrent: it normalizes q and k
   bool norm_silu = false;             ///< norm_gate goes through silu, else sigmoid
   double norm_eps = 0;                ///< of the norm of o
+  bool conv_silu = false;             ///< convolved rows go through silu
   bool beta_sigmoid = false, neg_eigval = false, state_v_first = false;
   std::int64_t steps = 1;  ///< of a token
   bool backwards = false;  ///< fold: gradients, from the last range to the first

@@ -23,6 +23,39 @@ void chunk_index(const StageContext& c, TensorMap& t) {
   t["chunk_index"] = table;
 }
 
+/// q, k and v side by side as [tokens, channels], whose rows before a sequence's first are its
+/// window's columns.
+void short_conv(const StageContext& c, TensorMap& t) {
+  const std::size_t keys = size(c.dims.H * c.dims.K), values = size(c.dims.HV * c.dims.V);
+  const std::size_t channels = keys + size(c.steps) * (keys + values);
+  const Vector &weight = t.at("conv_weight"), &bias = optional(t, "conv_bias");
+  const Vector& initial = optional(t, "initial_conv_state");
+  const std::size_t W = weight.size() / channels, before = W - 1;
+  Vector last(size(c.layout.sequences()) * channels * before);
+  std::size_t channel = 0;
+  for (const auto& [name, width] : {std::pair("q", keys), std::pair("k", size(c.steps) * keys),
+                                    std::pair("v", size(c.steps) * values)}) {
+    const Vector& given = t.at(name);
+    Vector rows(given.size());
+    for (std::size_t i = 0; i < width; ++i, ++channel)
+      for (std::size_t n = 0; n < size(c.layout.sequences()); ++n) {
+        const std::size_t begin = size(c.layout.offsets[n]), end = size(c.layout.offsets[n + 1]);
+        const std::size_t window = (n * channels + channel) * before;
+        Vector x(before);
+        if (!initial.empty()) std::copy_n(&initial[window], before, x.begin());
+        for (std::size_t token = begin; token < end; ++token) x.push_back(given[token * width + i]);
+        for (std::size_t token = begin; token < end; ++token) {
+          double sum = bias.empty() ? 0 : bias[channel];
+          sum += dot(&weight[channel * W], &x[token - begin], static_cast<std::int64_t>(W));
+          rows[token * width + i] = c.conv_silu ? sum / (1 + std::exp(-sum)) : sum;
+        }
+        std::copy_n(x.end() - static_cast<std::ptrdiff_t>(before), before, &last[window]);
+      }
+    t[std::string(name) + "_conv"] = rows;
+  }
+  t["final_conv_state"] = last;
+}
+
 void l2norm_rstd(const StageContext& c, TensorMap& t) {
   const Vector& x = t.at("x");
   Vector rstd;
@@ -162,6 +195,7 @@ Vector chunk_local_cumsum(const ChunkLayout& layout, const Vector& g, double flo
 
 const StageReferences& row_references() {
   static const StageReferences references{{"chunk_index", chunk_index},
+                                          {"short_conv", short_conv},
                                           {"l2norm", l2norm},
                                           {"l2norm_rstd", l2norm_rstd},
                                           {"l2norm_bwd", l2norm_bwd},

@@ -216,6 +216,7 @@ HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
     case Quantity::state_scales: return uniform(0.5, 1.5);
     case Quantity::states:
     case Quantity::state_gradient: return normal(0.25);
+    case Quantity::taps: return normal(0.125);
     case Quantity::state_slots: return slots(p, shape, seed);
     case Quantity::accepted: return accepted(p, shape, seed);
     case Quantity::rows: return rows(p);

@@ -220,6 +220,15 @@ void infer_checkpoints(Tensors& tensors, Problem& p) {
   if (p.checkpoint_every != 0) p.checkpoint_rows = given->shape[0];
 }
 
+/// Final rows are always wanted, as final states are.
+void infer_conv(const Tensors& tensors, Problem& p) {
+  if (!p.short_conv || p.pass != Pass::forward) return;
+  if (const HostTensor* weight = find(tensors, "conv_weight")) p.conv_dtype = weight->dtype;
+  p.has_conv_bias = tensors.contains("conv_bias");
+  p.initial_conv_state = tensors.contains("initial_conv_state");
+  p.output_conv_state = true;
+}
+
 void infer_gate(const Tensors& tensors, Problem& p) {
   if (definition_of(p).facts().optional_gate) p.has_g = tensors.contains("g");
   if (!p.use_gate_in_kernel) return;
@@ -279,6 +288,7 @@ Selection infer(const std::string& op, Tensors& tensors, const OptionFlags& opti
   infer_states(tensors, p);
   infer_drafts(tensors, p);
   infer_checkpoints(tensors, p);
+  infer_conv(tensors, p);
   infer_gate(tensors, p);
   validate(p);
   check_inputs(tensors, p);

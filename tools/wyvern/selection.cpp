@@ -95,8 +95,10 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
   problem.packed = true;
 }
 
-/// With a state updated in place there is neither an initial nor a final state beside it.
+/// With a state updated in place there is neither an initial nor a final state beside it. Rows that
+/// are convolved have a window where states are given.
 void apply_states(const SelectionFlags& flags, Problem& problem) {
+  problem.initial_conv_state = problem.output_conv_state = problem.short_conv.has_value();
   if (problem.inplace_state) problem.initial_state = problem.output_final_state = false;
   problem.state_index = flags.fields.find("state_slots") != nullptr;
 }
@@ -131,7 +133,7 @@ struct FieldSetter {
   }
   void operator()(std::optional<Activation>& value) const {
     value = parse_activation(text);
-    if (!value) reject("{} is '{}'; it must be one of silu, sigmoid", option.name, text);
+    if (!value) reject("{} is '{}'; it must be one of silu, sigmoid, none", option.name, text);
   }
   void operator()(bool& value) const {
     value = (text == "true") != option.name.starts_with("--no-");
@@ -172,7 +174,7 @@ struct TextSetter {
   }
   void operator()(std::optional<Activation>& value) const {
     value = parse_activation(text);
-    if (!value) reject("{} is '{}'; it must be one of silu, sigmoid", name, text);
+    if (!value) reject("{} is '{}'; it must be one of silu, sigmoid, none", name, text);
   }
 
  private:

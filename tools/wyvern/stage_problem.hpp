@@ -39,6 +39,7 @@ inline std::vector<Problem> stage_problems() {
         if (everything && definition_of(p).facts().householder) p.num_householder = 2;
         p.use_gate_in_kernel = p.has_dt_bias = everything && gate_kind(p) != GateKind::none;
         p.return_intermediate_states = p.state_v_first = everything && pass == Pass::forward;
+        if (everything && pass == Pass::forward) p.short_conv = 4;
         problems.push_back(p);
       }
   return problems;
@@ -66,14 +67,15 @@ inline Problem stage_problem(const Template& t) {
                                   [&](const Problem& problem) { return has_stages(problem, t); });
   if (found == problems.end()) return problems.front();
   Problem chosen = *found;
-  const auto drop = [&](bool Problem::* option, bool Problem::* with) {
+  const auto drop = [&](auto Problem::* option, auto Problem::* with) {
     Problem without = chosen;
-    without.*option = without.*with = false;
+    without.*option = {}, without.*with = {};
     if (has_stages(without, t)) chosen = without;
   };
   drop(&Problem::use_gate_in_kernel, &Problem::has_dt_bias);
   drop(&Problem::packed, &Problem::packed);
   drop(&Problem::return_intermediate_states, &Problem::state_v_first);
+  drop(&Problem::short_conv, &Problem::conv_activation);
   chosen.use_qk_l2norm = false;
   const Limits limits = usual_target(t.device).limits;
   // Some have no grouped heads.

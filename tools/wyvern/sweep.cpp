@@ -223,6 +223,22 @@ void add_norm_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
+/// Rows convolved, of packed sequences shorter than the window and empty ones, and of a batch.
+void add_conv_cases(const Problem& base, std::vector<Case>& cases) {
+  for (const std::int64_t width : {2, 3, 4}) {
+    Case c{{base, {}}};
+    Problem& p = c.selection.problem;
+    size(p, 2, 70, 1, 2, 64, width == 3 ? 60 : 64);
+    if (width == 4) pack(c, {70, 0, 2, 130});
+    states(p);
+    p.short_conv = width;
+    if (width == 3) p.conv_activation = Activation::none;
+    if (width == 3) p.conv_dtype = p.dtype;
+    p.has_conv_bias = p.initial_conv_state = p.output_conv_state = width != 2;
+    cases.push_back(std::move(c));
+  }
+}
+
 /// Drafts to verify: slots for each token's state, and a tree with its states in a buffer; rows of
 /// o normalized.
 void add_draft_cases(const Problem& base, std::vector<Case>& cases) {
@@ -374,6 +390,14 @@ Case random_case(const Problem& base, Draw& draw) {
   }
   if (p.inplace_state) return c;
   p.keep_output = p.pass == Pass::forward && p.output_norm && draw.chance(2);
+  if (p.pass == Pass::forward && draw.chance(3)) {
+    p.short_conv = 2 + draw.below(3);
+    if (draw.chance(2)) p.conv_activation = Activation::none;
+    p.has_conv_bias = draw.chance(2);
+    if (draw.chance(2)) p.conv_dtype = p.dtype;
+    p.initial_conv_state = draw.chance(2);
+    p.output_conv_state = draw.chance(2);
+  }
   p.disable_recompute = draw.chance(3);
   p.return_intermediate_states = p.pass == Pass::forward && !p.disable_recompute && draw.chance(3);
   return c;
@@ -393,6 +417,7 @@ Problem base_problem(std::string_view op, Pass pass, const Number& number) {
 void set_number(Problem& p, const Number& number) {
   if (p.beta_dtype == p.dtype) p.beta_dtype = number.dtype;
   if (p.g_dtype == p.dtype) p.g_dtype = number.dtype;
+  if (p.conv_dtype == p.dtype) p.conv_dtype = number.dtype;
   p.dtype = number.dtype;
   p.precision = number.precision;
 }
@@ -440,6 +465,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   add_checkpoint_cases(base, cases);
   add_draft_cases(base, cases);
   add_norm_cases(base, cases);
+  if (pass == Pass::forward) add_conv_cases(base, cases);
   add_invariant_case(base, cases);
   vary_operator(cases);
   Draw draw(seed);
@@ -514,6 +540,12 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.disable_state_update, "disable_state_update");
   if (p.output_norm) add(true, fmt::format("output_norm {}", to_string(*p.output_norm)));
   add(p.keep_output, "keep_output");
+  if (p.short_conv) add(true, fmt::format("short_conv {}", *p.short_conv));
+  add(p.conv_activation == Activation::none, "conv_activation none");
+  add(p.has_conv_bias, "conv_bias");
+  add(p.short_conv && p.conv_dtype == p.dtype, "conv_weight as q");
+  add(p.initial_conv_state, "initial_conv_state");
+  add(p.output_conv_state, "output_conv_state");
   return options;
 }
 
@@ -541,6 +573,10 @@ std::string describe(const Case& c) {
   if (p.intermediate_rows) text += fmt::format(" intermediate_rows={}", *p.intermediate_rows);
   if (p.parent) text += " parent";
   if (p.disable_state_update) text += " disable_state_update";
+  if (p.has_conv_bias) text += " conv_bias";
+  if (p.short_conv) text += fmt::format(" conv_weight={}", to_string(p.conv_dtype));
+  if (p.initial_conv_state) text += " initial_conv_state";
+  if (p.output_conv_state) text += " final_conv_state";
   if (!p.has_g) text += " no g";
   if (!p.has_A_log) text += " no A_log";
   if (p.has_dt_bias) text += " dt_bias";

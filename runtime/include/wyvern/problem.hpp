@@ -18,8 +18,9 @@ namespace wyvern WYVERN_API {
 enum class Pass : std::uint8_t { forward, backward, recurrent };
 std::string_view to_string(Pass pass) noexcept;
 
-/// The function applied to an output norm's gate: silu(x) = x sigmoid(x), or sigmoid(x).
-enum class Activation : std::uint8_t { silu, sigmoid };
+/// A function of elements: silu(x) = x sigmoid(x), sigmoid(x), or x itself. An output norm's gate
+/// goes through one of the first two, convolved rows through silu or none.
+enum class Activation : std::uint8_t { silu, sigmoid, none };
 std::string_view to_string(Activation activation) noexcept;
 [[nodiscard]] std::optional<Activation> parse_activation(std::string_view text) noexcept;
 
@@ -120,13 +121,23 @@ struct Problem {
   bool parent = false;                ///< `parent` is given: drafts are a tree
   bool disable_state_update = false;  ///< `state` is read only
 
-  // Of the layer around the operator, in every pass.
+  // Of the layer around the operator, in every pass (SPECIFICATION.md, section 12).
   /// Normalizes and gates each value head's row of o by the inputs norm_weight and norm_gate:
   /// o <- o rsqrt(mean(o^2) + norm_eps) norm_weight output_norm(norm_gate).
   /// Backward: `do` is the gradient of o behind the norm, and o_raw, what the norm took, is given.
   std::optional<Activation> output_norm;
   std::optional<float> norm_eps;  ///< finite, above 0; default 1e-6
   bool keep_output = false;       ///< forward, with output_norm: o before the norm is written too
+
+  // The same, in the forward pass.
+  /// Convolves q, k and v, as they are given, with the rows before them, before all else: each
+  /// channel by itself, by 2 to 4 weights of conv_weight.
+  std::optional<std::int64_t> short_conv;
+  std::optional<Activation> conv_activation;  ///< of convolved rows: silu (default) or none
+  bool has_conv_bias = false;                 ///< conv_bias is given
+  DType conv_dtype = DType::fp32;             ///< of conv_weight and conv_bias: as dtype, or fp32
+  bool initial_conv_state = false;  ///< the rows before each sequence's first are given; else 0
+  bool output_conv_state = false;   ///< each sequence's last rows are an output
 
   // The forward pass only: states inside sequences (SPECIFICATION.md, section 9).
   /// Writes the state after every checkpoint_every tokens of each sequence, a multiple of 64; 0:
@@ -176,6 +187,9 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 [[nodiscard]] Precision precision_floor(const Problem& problem) noexcept;
 [[nodiscard]] float scale_of(const Problem& problem) noexcept;
 [[nodiscard]] float norm_eps_of(const Problem& problem) noexcept;
+
+/// The channels of short_conv: those of q, then of each step of k, then of each step of v.
+[[nodiscard]] std::int64_t conv_channels(const Problem& problem) noexcept;
 
 /// Throws Error(kBadInput) that names the first wrong field, its value and what is legal.
 void validate(const Problem& problem);

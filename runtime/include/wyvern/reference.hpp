@@ -18,8 +18,9 @@ namespace wyvern WYVERN_API {
 using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 
 /// Carries out the problem's pass token by token in float64 on host tensors (already rounded to
-/// their dtypes): the recurrence that Problem states, or its adjoint. The tensors that
-/// disable_recompute keeps are neither written nor read; o_raw is. `host.state` is the pool as it
+/// their dtypes): the recurrence that Problem states, or its adjoint. The rows of short_conv are
+/// rounded to the dtype of q before the recurrence takes them. The tensors that disable_recompute
+/// keeps are neither written nor read; o_raw is. `host.state` is the pool as it
 /// was before the launch; a float8 `state` is returned in units of state_scale, clamped to the
 /// dtype's largest number but not rounded. Runs on up to `threads` threads (0: all cores), one
 /// (sequence, value head) per task; their number does not change the result. Throws
@@ -38,7 +39,7 @@ using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 /// dv and dinitial_state 8e-3, 2e-5, 2e-3; dg, dbeta, dA_log, ddt_bias, dnorm_weight and dnorm_gate
 /// 2e-2, 5e-5, 4e-3. An output stored in 16 bits has the first bound of its group; a float8 `state`
 /// has that bound plus the type's own rounding, 2^-3 / sqrt(12) for e4m3 and 2^-2 / sqrt(12) for
-/// e5m2. Throws Error(kBadInput) for a name that is no output.
+/// e5m2; final_conv_state has 0. Throws Error(kBadInput) for a name that is no output.
 [[nodiscard]] double error_bound(const Problem& problem, std::string_view name);
 
 }  // namespace wyvern WYVERN_API

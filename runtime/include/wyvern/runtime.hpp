@@ -129,8 +129,15 @@ struct Arguments {
   TensorView dt_bias;        ///< [HV], or [HV,K] per key channel; fp32; with has_dt_bias
   TensorView norm_weight;    ///< [V] fp32, with output_norm
   TensorView norm_gate;      ///< [B,T,HV,V], of the dtype of v, with output_norm
-  TensorView do_;            ///< backward: "do", the gradient of o
-  TensorView dht;            ///< backward: the gradient of the final state, fp32
+  /// With short_conv = W, of C = H K + n (H K + HV V) channels (conv_channels()): those of q, then
+  /// of each step of k, then of each step of v. [C,W], the weight of the newest row last, and [C],
+  /// both of conv_dtype.
+  TensorView conv_weight, conv_bias;
+  /// [N,C,W-1], of the dtype of q, with initial_conv_state: the rows before each sequence's first,
+  /// the newest last.
+  TensorView initial_conv_state;
+  TensorView do_;  ///< backward: "do", the gradient of o
+  TensorView dht;  ///< backward: the gradient of the final state, fp32
   /// [N], the slot of each sequence's state. An index outside [0, state_slots), such as -1, and 0
   /// with null_slot_zero, makes a null sequence: its rows of o and its final_state are 0, and it
   /// reads and writes no slot. With inplace_state no other sequence may read or write a slot that a
@@ -188,6 +195,8 @@ struct Arguments {
   /// [intermediate_rows,draft_tokens,HV,...] states of state_dtype; entries without a token keep
   /// their bytes.
   TensorView intermediate_states;
+  /// Out, as initial_conv_state: the last W - 1 rows of it and the sequence, as they were given.
+  TensorView final_conv_state;
   TensorView dq, dk, dv, dbeta;   ///< out, each as its input
   TensorView derase, dwrite, dg;  ///< out, each as its input
   TensorView dA_log, ddt_bias;    ///< out, each as its input

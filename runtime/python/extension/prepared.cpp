@@ -242,6 +242,18 @@ void fill_drafts(Problem& problem, const Tensors& tensors, bool packed) {
   if (packed) problem.set("draft_tokens", states.shape[1]);
 }
 
+/// The convolution of q, k and v.
+void fill_conv(Problem& problem, const Tensors& tensors) {
+  constexpr std::size_t kWeight = place_of("conv_weight");
+  if (tensors.find(kWeight) == nullptr) return;
+  const wyvern_tensor& weight = tensors.ranked("conv_weight", kWeight, 2);
+  problem.set("short_conv", weight.shape[1]);
+  set_dtype(problem, "conv_dtype", &weight);
+  problem.set("has_conv_bias", tensors.find(place_of("conv_bias")) != nullptr ? 1 : 0);
+  problem.set("initial_conv_state",
+              tensors.find(place_of("initial_conv_state")) != nullptr ? 1 : 0);
+}
+
 void fill(Problem& problem, const Request& request) {
   const Tensors tensors(request);
   const wyvern_tensor& query = tensors.ranked("q", place_of("q"), 4);
@@ -263,6 +275,7 @@ void fill(Problem& problem, const Request& request) {
   set_dtype(problem, "state_dtype", state);
   set_dtype(problem, "seqlens_dtype", tensors.find(kSeqlens));
   problem.set("initial_state", state != nullptr ? 1 : 0);
+  fill_conv(problem, tensors);
   if (request.operation == Operation::update) {
     fill_checkpoints(problem, tensors);
     fill_drafts(problem, tensors, packed);
@@ -484,7 +497,8 @@ void write_key(const Request& request, std::string& key) {
     add(tensor.rank);
     for (std::int32_t d = 0; d < tensor.rank; ++d) add(tensor.shape[d]);
   };
-  for (const std::size_t at : {place_of("q"), place_of("v"), kSeqlens}) add_shape(at);
+  for (const std::size_t at : {place_of("q"), place_of("v"), kSeqlens, place_of("conv_weight")})
+    add_shape(at);
   if (request.operation != Operation::update) return;
   for (const std::size_t at : {kState, kCheckpoints}) {
     const wyvern_tensor& states = request.tensors[at];

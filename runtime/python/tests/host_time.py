@@ -37,7 +37,7 @@ def main(device: str = "cpu", form: str = "") -> None:
     call = make(ops.fused_recurrent_gated_delta_rule, device=device, T=1, H=1, HV=1, K=16, V=16)
     t = {name: x.detach() for name, x in call.tensors.items()}
     problem = "op=gated_delta_rule pass=recurrent output_final_state=1"
-    inputs = [t["q"], t["k"], t["v"], t["g"], t["beta"], None, None, t["initial_state"]] + [None] * 6
+    inputs = [t["q"], t["k"], t["v"], t["g"], t["beta"], None, None, t["initial_state"]] + [None] * 9
 
     def operator() -> object:
         return _call.forward_op(problem, *inputs)

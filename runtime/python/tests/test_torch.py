@@ -90,6 +90,7 @@ OPERATORS = {
     "op=gated_delta_rule disable_recompute=1 chunk_size=32": ops.chunk_gated_delta_rule,
     "op=gdn2": ops.chunk_gdn2,
     "op=gated_delta_rule output_norm=silu keep_output=1": ops.chunk_gated_delta_rule,
+    "op=kda output_final_state=1 return_intermediate_states=1 output_conv_state=1": ops.chunk_kda,
 }
 
 
@@ -101,6 +102,9 @@ def test_the_dispatcher_holds_the_operators_to_its_rules(device: str, problem: s
         tensors["initial_state"] = tensors["initial_state"].mT.contiguous()
     if "output_norm" in problem:
         tensors |= {"norm_weight": torch.randn(16, device=device), "norm_gate": torch.randn_like(tensors["v"])}
+    if "output_conv_state" in problem:
+        tensors["conv_weight"] = torch.randn(96, 3, device=device)
+        tensors["initial_conv_state"] = torch.randn(1, 96, 2, device=device)
     names = {"erase": "b", "write": "w"}
     inputs = [tensors.get(names.get(name, name)) for name in _call.INPUTS]
     torch.library.opcheck(_call.forward_op, (problem, *inputs))

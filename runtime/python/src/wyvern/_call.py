@@ -4,8 +4,8 @@
 the fields that ``wyvern_field_get()`` lists; in Python it is a dictionary until it crosses
 (``text_of``). They give a list of the tensors that the problem has:
 
-* forward: o, final_state, intermediate_states, then what ``disable_recompute=1`` and ``keep_output=1`` keep
-  for the backward pass (``KEPT``);
+* forward: o, final_state, intermediate_states, final_conv_state, then what ``disable_recompute=1`` and
+  ``keep_output=1`` keep for the backward pass (``KEPT``);
 * backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias, norm_weight,
   norm_gate.
 
@@ -55,6 +55,9 @@ class Inputs(NamedTuple):
     dt_bias: Tensor | None = None
     norm_weight: Tensor | None = None
     norm_gate: Tensor | None = None
+    conv_weight: Tensor | None = None
+    conv_bias: Tensor | None = None
+    initial_conv_state: Tensor | None = None
     cu_seqlens_cpu: Tensor | None = None
 
 
@@ -131,6 +134,9 @@ def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
     slots = B * ((rows + C - 1) // C) if cu_seqlens is None else rows // C + N
     if _set(fields, "return_intermediate_states"):
         outputs.append(q.new_empty([slots, *state]))
+    if _set(fields, "output_conv_state"):
+        channels, W = Inputs(*tensors).conv_weight.shape
+        outputs.append(q.new_empty([N, channels, W - 1]))
     shapes = {}
     if _set(fields, "disable_recompute"):
         shapes = {
@@ -339,6 +345,8 @@ def run(
     given = 1 + ("output_final_state" in problem)
     recurrent_norm = "output_norm" in problem and problem.get("pass") == "recurrent"
     if is_transformed():
+        if inputs.conv_weight is not None:
+            raise NotImplementedError("conv_weight is given, with which torch.func cannot transform the call")
         if recurrent_norm:
             raise NotImplementedError(
                 "norm_gate is given to a fused_recurrent function, which torch.func cannot transform then: call "
@@ -350,12 +358,14 @@ def run(
     if torch.is_grad_enabled() and _requires_gradient(inputs):
         if "batch_invariant" in problem:
             raise ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
-        if recurrent_norm:
+        if recurrent_norm or inputs.conv_weight is not None:
             named = by_parameter(problem, inputs).items()
             first = next(name for name, x in named if x is not None and x.requires_grad)
             raise ValueError(
                 f"{first} requires a gradient; a fused_recurrent function has none with norm_gate: call the "
                 "chunk function, or call under torch.no_grad()"
+                if recurrent_norm
+                else f"{first} requires a gradient; with conv_weight there is none: call under torch.no_grad()"
             )
         return _Recurrence.apply(*_texts(problem, text, disable_recompute), given, *inputs)
     return forward_op(text, *inputs)
@@ -376,7 +386,7 @@ def update(problem: str, inputs: Inputs, beside: dict[str, Tensor]) -> Tensor:
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
     written = {name: beside[name] for name, is_write in UPDATED.items() if is_write and name in beside}
-    first = next(name for name in written if name != "final_state")  # given by the caller
+    first = next(name for name in written if not name.startswith("final_"))  # given by the caller
     if is_transformed():
         raise NotImplementedError(f"{first} is updated in place, which torch.func cannot transform")
     tensors = [*inputs, *[beside.get(name) for name in _BESIDE]]

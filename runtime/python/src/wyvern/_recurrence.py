@@ -18,8 +18,9 @@ _LEAST_BOUND = -5.0
 _CHUNK_SIZES = (16, 32, 64, 128)
 
 
-def run(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-    """o and the final state, where the problem asks for it, in float64.
+def run(problem: Problem, inputs: Inputs) -> tuple[Tensor | None, ...]:
+    """o and the final state, where the problem asks for it, in float64; behind them the rows that the
+    convolution goes on from, where it asks for these.
 
     inputs: all on the CPU; q, k and v are float64, the others of any floating-point dtype.
 
@@ -33,6 +34,18 @@ def run(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     }
     steps = _check(problem, given, cu_seqlens, inputs.cu_seqlens_cpu)
     exact = {name: x.double() for name, x in given.items()}
+    windows: tuple[Tensor, ...] = ()
+    if "conv_weight" in exact:
+        *rows, last = convolve(
+            *(exact[name] for name in ("q", "k", "v", "conv_weight")),
+            bias=exact.get("conv_bias"),
+            initial=exact.get("initial_conv_state"),
+            cu_seqlens=cu_seqlens,
+            steps=steps,
+            silu=problem["conv_activation"] == "silu",
+        )
+        exact |= zip(("q", "k", "v"), rows, strict=True)
+        windows = (last,) if "output_conv_state" in problem else ()
     o, state = recurrence(
         *(exact.get(name) for name in ("q", "k", "v", "g", "beta", "b", "w")),
         scale=problem.get("scale"),
@@ -53,7 +66,7 @@ def run(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         gate = F.silu(gate) if problem["output_norm"] == "silu" else gate.sigmoid()
         rstd = torch.rsqrt((o * o).mean(-1, keepdim=True) + problem["norm_eps"])
         o = o * rstd * exact["norm_weight"] * gate
-    return o, state if "output_final_state" in problem else None
+    return o, state if "output_final_state" in problem else None, *windows
 
 
 def _check(
@@ -116,6 +129,9 @@ def _check(
         "norm_weight": (V,),
         "norm_gate": (B, T, HV, V),
     }
+    if "conv_weight" in given:
+        C, W = H * K + steps * (H * K + HV * V), given["conv_weight"].shape[1]
+        shapes |= {"conv_weight": (C, W), "conv_bias": (C,), "initial_conv_state": (N, C, W - 1)}
     for name, x in given.items():
         if x.shape != shapes[name]:
             raise ValueError(f"{name} has shape {list(x.shape)}; it must be {list(shapes[name])}")
@@ -141,6 +157,36 @@ def _check_boundaries(name: str, boundaries: Tensor, B: int, T: int) -> int:
     if not values or values[0] != 0 or values[-1] != T or values != sorted(values):
         raise ValueError(f"{name} is {values}; it must go from 0 to T, {T}, and never decrease")
     return len(values) - 1
+
+
+def convolve(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    initial: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    steps: int = 1,
+    silu: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k and v convolved, and the last rows, which convolving goes on from; shapes as wyvern.ops has them."""
+    (B, T, H, K), (HV, V), (C, W) = q.shape, v.shape[2:], weight.shape
+    widths = [H * K, steps * H * K, steps * HV * V]
+    x = torch.cat([x.reshape(B, T, width) for x, width in zip((q, k, v), widths, strict=True)], -1)
+    bounds = [0, T] if cu_seqlens is None else cu_seqlens.tolist()
+    convolved, windows = [x[:, :0]], [x.new_zeros(0, C, W - 1)]
+    for n, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        one = slice(n, n + 1) if cu_seqlens is not None else slice(None)
+        before = x.new_zeros(B, W - 1, C) if initial is None else initial[one].mT
+        rows = torch.cat([before, x[:, first:last]], 1)
+        y = sum(weight[:, i] * rows[:, i : i + last - first] for i in range(W))
+        y = y if bias is None else y + bias
+        convolved.append(F.silu(y) if silu else y)
+        windows.append(rows[:, last - first :].mT)
+    parts = torch.cat(convolved, 1).split(widths, -1)
+    return *(part.reshape(of.shape) for part, of in zip(parts, (q, k, v), strict=True)), torch.cat(windows)
 
 
 def recurrence(

@@ -77,6 +77,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PRECISIONS = ("tf32", "tf32x3", "ieee")
+_CONV_ACTIVATIONS = {"silu": "silu", "swish": "silu", None: "none"}
 _NORM_ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}  # the fields' names
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
@@ -129,6 +130,11 @@ def chunk_gated_delta_rule(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -173,7 +179,8 @@ def chunk_gated_delta_rule(
             whose boundaries ``cu_seqlens`` then must not repeat. N are this rank's sequences: of those that
             come from another rank ``initial_state`` is not read, of those that go on to one the final state is
             that at the border. All ranks call it, forwards and backwards; they need not have the same T. Without
-            pools, ``checkpoints``, ``out``, the norm of o, intermediate states and ``torch.func``.
+            pools, ``checkpoints``, ``out``, the convolution, the norm of o, intermediate states and
+            ``torch.func``.
         A_log, dt_bias: ``[HV]``, of the gate.
         chunk_size: 16, 32, 64 or 128; chosen by the plan by default.
         disable_recompute: keep what the backward pass would compute anew: faster, more memory.
@@ -219,6 +226,17 @@ def chunk_gated_delta_rule(
             sequence of L tokens are ``L // checkpoint_every``, one sequence after the other; of more than
             there are rows the last are not written. Other rows, and those of null sequences, keep what they
             hold.
+        conv_weight: ``[C, W]``, W from 2 to 4, in the dtype of q or float32: q, k and v as they are given are
+            convolved before all else, each of their C = H K + H K + HV V channels (q's, then k's, then v's) by
+            itself: row t becomes ``act(conv_bias + sum(conv_weight[:, i] * row[t - W + 1 + i]))``, rounded to
+            the dtype of q. Gates and beta are not convolved. Without gradients but in float64: inputs that
+            require one are refused. It goes with none of ``state``, ``checkpoints`` and ``torch.func``.
+        conv_bias: ``[C]``, of the same dtype.
+        conv_activation: "silu" (or "swish"), or None.
+        initial_conv_state: ``[N, C, W - 1]`` in the dtype of q: the rows before each sequence's first, the
+            newest last; zeros by default.
+        output_conv_state: return the last W - 1 rows too, of ``initial_conv_state`` and the sequence, as they
+            were given: what the convolution of later tokens goes on from.
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated,
             ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's row by
             itself, after it was rounded to the dtype of q. Rows of null sequences stay 0. For the backward
@@ -232,7 +250,8 @@ def chunk_gated_delta_rule(
 
     Returns:
         o ``[B, T, HV, V]`` in the dtype of q, and the final state, as ``initial_state`` but float32, or
-        None; with ``state`` None.
+        None; with ``state`` None. With ``output_conv_state`` the rows that it asks for, as
+        ``initial_conv_state``, behind all else.
     """
     _refuse_old(head_first)
     if transpose_state_layout is not None:
@@ -247,12 +266,14 @@ def chunk_gated_delta_rule(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
             dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
@@ -293,6 +314,11 @@ def chunk_delta_rule(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -312,11 +338,13 @@ def chunk_delta_rule(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
             norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
@@ -365,6 +393,11 @@ def chunk_kda(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -400,12 +433,14 @@ def chunk_kda(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
             dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ), disable_recompute, return_intermediate_states,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
@@ -435,6 +470,11 @@ def chunk_gated_delta_product(
     precision: str | None = None,
     seqlens_hint: int | None = None,
     batch_invariant: bool = False,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -451,6 +491,8 @@ def chunk_gated_delta_product(
         beta: ``[B, n T, HV]``.
         g: ``[B, T, HV]``, before a token's first step, or None: no decay.
         cu_seqlens: counts tokens.
+        conv_weight: of C = H K + n (H K + HV V) channels: those of q, then of each step of k, then of each step
+            of v, which follows the same step of the tokens before.
 
     Returns:
         o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
@@ -463,11 +505,13 @@ def chunk_gated_delta_product(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
             norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
@@ -501,6 +545,11 @@ def chunk_gdn2(
     transpose_state_layout: bool | None = None,
     seqlens_hint: int | None = None,
     batch_invariant: bool = False,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -529,11 +578,13 @@ def chunk_gdn2(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
             dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate, cu_seqlens_cpu=cu_seqlens_cpu,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ), disable_recompute, return_intermediate_states,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
@@ -902,6 +953,34 @@ def _norm_options(
     problem["norm_eps"] = real("norm_eps", norm_eps)
 
 
+def _conv_options(
+    problem: Problem,
+    conv_weight: Tensor | None,
+    conv_bias: Tensor | None,
+    conv_activation: str | None,
+    initial_conv_state: Tensor | None,
+    output_conv_state: bool,
+) -> None:
+    """The convolution of q, k and v, which a call with conv_weight asks for."""
+    if conv_weight is None:
+        given = {"conv_bias": conv_bias, "initial_conv_state": initial_conv_state}
+        for name, x in given.items():
+            if x is not None:
+                raise ValueError(f"{name} is given without conv_weight; give both or neither")
+        if output_conv_state:
+            raise ValueError("output_conv_state is true; it must be false without conv_weight")
+        return
+    shape = tensor("conv_weight", conv_weight).shape
+    if len(shape) != 2 or not 2 <= shape[1] <= 4:
+        raise ValueError(f"conv_weight has shape {list(shape)}; it must be [C, W] with W from 2 to 4")
+    if conv_activation not in _CONV_ACTIVATIONS:
+        legal = ", ".join(map(repr, _CONV_ACTIVATIONS))
+        raise ValueError(f"conv_activation is {conv_activation!r}; it must be one of {legal}")
+    problem["conv_activation"] = _CONV_ACTIVATIONS[conv_activation]
+    if output_conv_state:
+        problem["output_conv_state"] = 1
+
+
 def _beta_options(problem: Problem, use_beta_sigmoid: bool, allow_neg_eigval: bool) -> None:
     if allow_neg_eigval and not use_beta_sigmoid:
         raise ValueError("allow_neg_eigval is true; use_beta_sigmoid_in_kernel must be too")
@@ -1008,7 +1087,7 @@ def _suspect_values(problem: Problem, text: str, k: Tensor, g: Tensor | None) ->
     if not (k.is_cpu or (k.is_cuda and not torch.cuda.is_current_stream_capturing())):
         return
     _seen.add(text)
-    if not _keys_told and "use_qk_l2norm" not in problem:
+    if not _keys_told and "use_qk_l2norm" not in problem and "conv_activation" not in problem:
         length = float(k.detach()[0, :64].float().norm(dim=-1).mean())
         if length > _LONGEST_KEYS:
             _keys_told = True
@@ -1042,7 +1121,8 @@ def _call(
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
-        q, k, v, g, beta, erase, write, _, cu_seqlens, A_log, dt_bias, norm_weight, _, cu_seqlens_cpu = inputs
+        q, k, v, g, beta, erase, write, _, cu_seqlens, A_log, dt_bias, norm_weight = inputs[:12]
+        conv_weight, conv_bias, cu_seqlens_cpu = inputs.conv_weight, inputs.conv_bias, inputs.cu_seqlens_cpu
         if cp_context is None:
             cp_context = _context_around(problem)
         if pool is not None:
@@ -1080,6 +1160,10 @@ def _call(
             cast["dt_bias"] = floating("dt_bias", dt_bias).float()
         if norm_weight is not None:
             cast["norm_weight"] = floating("norm_weight", norm_weight).float()
+        if conv_weight is not None:
+            given = {"conv_weight": conv_weight} | ({} if conv_bias is None else {"conv_bias": conv_bias})
+            if {x.dtype for x in given.values()} not in ({dtype}, {torch.float32}):
+                cast |= {name: floating(name, x).float() for name, x in given.items()}
         if cast:
             inputs = inputs._replace(**cast)
         if cu_seqlens_cpu is not None:
@@ -1103,9 +1187,15 @@ def _call(
                 KV = KV[::-1] if "state_v_first" in problem else KV
                 final_state = q.new_empty([N, *v.shape[2:3], *KV], dtype=torch.float32)
                 tensors = {**tensors, "final_state": final_state}
-            return update(text, inputs, tensors), final_state
+            if "output_conv_state" not in problem:
+                return update(text, inputs, tensors), final_state
+            N, (C, W) = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, conv_weight.shape
+            final_conv_state = q.new_empty([N, C, W - 1])
+            tensors = {**tensors, "final_conv_state": final_conv_state}
+            return update(text, inputs, tensors), final_state, final_conv_state
         outputs = run(problem, text, inputs, disable_recompute)
-        return outputs[0], outputs[1] if len(outputs) > 1 else None
+        made = outputs[0], outputs[1] if "output_final_state" in problem else None
+        return made if "output_conv_state" not in problem else (*made, outputs[-1])
     except (AttributeError, RuntimeError) as error:
         inside = {} if pool is None else pool.tensors
         raise_as_python(error, **by_parameter(problem, inputs), **inside)
@@ -1139,6 +1229,8 @@ def _over_ranks(
         refused = "return_intermediate_states"
     elif pool is not None:
         refused = next(iter(pool.tensors))
+    elif inputs.conv_weight is not None:
+        refused = "conv_weight"
     elif inputs.norm_gate is not None:
         refused = "norm_gate"
     return _parallel.run(cp_context, refused, problem, inputs)
@@ -1255,6 +1347,8 @@ def _check_pool(
             raise ValueError(
                 "output_final_state is true; it must be false with state, which is updated in place"
             )
+    if inputs.conv_weight is not None and given != "out":
+        raise ValueError(f"conv_weight is given; it must be None with {given}, which keeps no rows")
     for name, value in (
         ("disable_recompute", disable_recompute),
         ("return_intermediate_states", return_intermediate_states),
@@ -1338,7 +1432,8 @@ def _with_states(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
             "return_intermediate_states is true; it has no gradient, so call under torch.no_grad()"
         )
     outputs = forward_op(text_of({**problem, "return_intermediate_states": 1}), *inputs)
-    states = outputs[-1]
+    has_state, has_window = "output_final_state" in problem, "output_conv_state" in problem
+    states = outputs[1 + has_state]
     if cu_seqlens is None:
         # A batch without tokens has no chunks to tell its size from.
         states = states.reshape(q.shape[0], -1 if states.numel() else 0, *states.shape[1:])
@@ -1347,4 +1442,4 @@ def _with_states(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
         ends = (cu_seqlens if inputs.cu_seqlens_cpu is None else inputs.cu_seqlens_cpu).tolist()
         chunks = sum(-(-(end - begin) // size) for begin, end in zip(ends, ends[1:], strict=False))
         states = states[:chunks].unsqueeze(0)
-    return outputs[0], outputs[1] if len(outputs) > 2 else None, states  # the last are the states
+    return outputs[0], outputs[1] if has_state else None, states, *(outputs[-1:] if has_window else ())

@@ -256,6 +256,9 @@ def _problem(
     dt_bias: Tensor | None,
     norm_weight: Tensor | None,
     norm_gate: Tensor | None,
+    conv_weight: Tensor | None,
+    conv_bias: Tensor | None,
+    initial_conv_state: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
     do: Tensor | None = None,
     dht: Tensor | None = None,
@@ -281,6 +284,13 @@ def _problem(
     rate = beta if erase is None else erase
     given = {"beta_dtype": rate, "g_dtype": g, "state_dtype": initial_state, "seqlens_dtype": cu_seqlens}
     fields |= {name: _DTYPES[x.dtype] for name, x in given.items() if x is not None}
+    if conv_weight is not None:
+        fields |= {
+            "short_conv": str(conv_weight.shape[1]),
+            "conv_dtype": _DTYPES[conv_weight.dtype],
+            "has_conv_bias": str(int(conv_bias is not None)),
+            "initial_conv_state": str(int(initial_conv_state is not None)),
+        }
     if pool:
         fields |= _pool_fields(pool, cu_seqlens is not None)
     if backward:

@@ -1,0 +1,227 @@
+"""The short convolution of q, k and v in front of the chunk functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Call, make
+from reference import error, recurrence
+from wyvern import ops
+
+FUNCTIONS = [
+    ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda, ops.chunk_gated_delta_product, ops.chunk_gdn2,
+]  # fmt: skip
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
+NAMES = {"b": "erase", "w": "write"}
+
+
+def batch(
+    function: Callable[..., Any], device: str, dtype: torch.dtype, W: int = 4, bias: bool = True, **sizes: Any
+) -> Call:
+    """Without gradients, with weights that keep rows of k shorter than 1, and windows."""
+    steps = 2 if function is ops.chunk_gated_delta_product else 1
+    call = make(function, dtype, device, steps=steps, **sizes)
+    call.tensors = {name: x.detach() for name, x in call.tensors.items()}
+    (B, T), (q, v) = call.tensors["q"].shape[:2], (call.tensors["q"], call.tensors["v"])
+    C = q[0, 0].numel() + steps * (q[0, 0].numel() + v[0, 0].numel())
+    N = sizes.get("N") or B
+    call.fixed = {
+        "conv_weight": torch.randn(C, W, device=device) / 8,
+        "initial_conv_state": torch.randn(N, C, W - 1, device=device).to(dtype),
+    }
+    if bias:
+        call.fixed["conv_bias"] = torch.randn(C, device=device) / 8
+    call.options["output_conv_state"] = True
+    return call
+
+
+def exact(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """o, the final state and the last rows, sequence by sequence; rows are rounded once."""
+    given = {name: x.double().cpu() for name, x in (call.tensors | call.fixed).items() if name != "out"}
+    rows = {name: given.pop(name) for name in ("q", "k", "v")}
+    (B, T), dtype = rows["q"].shape[:2], call.tensors["q"].dtype
+    weight, bias, window = (given.pop(name, None) for name in ("conv_weight", "conv_bias", "initial_conv_state"))
+    C, W = weight.shape
+    bounds = [n * T for n in range(B + 1)]
+    if "cu_seqlens" in call.fixed:
+        bounds = given["cu_seqlens"].long().tolist()
+        given["cu_seqlens"] = call.fixed["cu_seqlens"].cpu()
+    x = torch.cat([part.reshape(B * T, -1) for part in rows.values()], 1)
+    made, last = [], []
+    for n, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        before = x.new_zeros(C, W - 1) if window is None else window[n]
+        line = torch.cat([before, x[begin:end].mT], 1)
+        if end > begin:
+            made.append(F.conv1d(line[None], weight[:, None], bias, groups=C)[0].mT)
+        last.append(line[:, end - begin :])
+    y = torch.cat(made)
+    y = y if call.options.get("conv_activation", "silu") is None else F.silu(y)
+    widths = [part.numel() // (B * T) for part in rows.values()]
+    for (name, part), one in zip(rows.items(), y.split(widths, 1), strict=True):
+        rows[name] = one.to(dtype).double().reshape(part.shape)
+    o, state = recurrence(**rows, **{NAMES.get(name, name): x for name, x in given.items()}, **call.reference)
+    return o, state, torch.stack(last)
+
+
+def check(call: Call, outputs: tuple[torch.Tensor, ...]) -> None:
+    o, state, window = outputs
+    wanted, after, last = exact(call)
+    dtype = call.tensors["q"].dtype
+    assert o.dtype is window.dtype is dtype
+    assert error(o, wanted) < TOLERANCE[dtype]
+    assert error(state, after) < TOLERANCE[dtype]
+    assert torch.equal(window.double().cpu(), last)
+
+
+@pytest.mark.parametrize(("W", "activation", "bias"), [(4, "silu", True), (3, None, False), (2, "swish", True)])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_rows_are_convolved(
+    function: Any, dtype: torch.dtype, W: int, activation: str | None, bias: bool, device: str
+) -> None:
+    call = batch(function, device, dtype, W, bias, B=2)
+    call.options["conv_activation"] = activation
+    if activation == "silu":  # weights in the model's dtype
+        call.fixed |= {name: call.fixed[name].to(dtype) for name in ("conv_weight", "conv_bias")}
+    check(call, call())
+
+
+@pytest.mark.parametrize("given", ["windows", "zeros", "out"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_packs_with_short_and_empty_sequences(function: Any, given: str, device: str) -> None:
+    call = batch(function, device, torch.float32, T=80, N=6)
+    call.fixed["cu_seqlens"] = torch.tensor([0, 1, 1, 70, 72, 80, 80], device=device)
+    if given == "zeros":
+        del call.fixed["initial_conv_state"]
+    if given == "out":
+        call.fixed["out"] = torch.full([1, 80, 2, 16], float("nan"), device=device)
+    outputs = call()
+    assert (outputs[0] is call.fixed.get("out")) == (given == "out")
+    check(call, outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_of_one_row_go_on(dtype: torch.dtype, device: str) -> None:
+    """q, k and v of a token side by side, as one projection gives them; in two calls as in one."""
+    B, T, H, HV, K, V = 2, 150, 2, 4, 32, 16
+    sizes = [H * K, H * K, HV * V]
+    rows = torch.randn(B, T, sum(sizes), device=device).to(dtype)
+    g, beta = -torch.rand(B, T, HV, device=device), torch.rand(B, T, HV, device=device)
+    weight = torch.randn(sum(sizes), 4, device=device).to(dtype)
+
+    def run(begin: int, end: int, **given: Any) -> tuple[torch.Tensor, ...]:
+        parts = rows[:, begin:end].split(sizes, -1)
+        q, k, v = (x.unflatten(-1, (-1, width)) for x, width in zip(parts, (K, K, V), strict=True))
+        return ops.chunk_gated_delta_rule(
+            q, k, v, g[:, begin:end], beta[:, begin:end], use_qk_l2norm_in_kernel=True, output_final_state=True,
+            batch_invariant=True, conv_weight=weight, output_conv_state=True, **given,
+        )  # fmt: skip
+
+    whole, first = run(0, T), run(0, 64)
+    rest = run(64, T, initial_state=first[1], initial_conv_state=first[2])
+    assert torch.equal(torch.cat([first[0], rest[0]], 1), whole[0])
+    assert torch.equal(rest[1], whole[1]) and torch.equal(rest[2], whole[2])
+
+
+def test_no_states_and_chunks_states(device: str) -> None:
+    call = batch(ops.chunk_kda, device, torch.float32, states=False)
+    call.options = {}
+    o, state = call()
+    assert state is None
+    o_too, state, inside = call.function(**call.tensors, **call.fixed, return_intermediate_states=True)
+    assert state is None and error(o_too, o.double().cpu()) < 1e-5
+    *_, window = call.function(
+        **call.tensors, **call.fixed, return_intermediate_states=True, output_conv_state=True
+    )
+    assert len(_) == 3 and torch.equal(_[2], inside)
+    assert torch.equal(window.double().cpu(), exact(call)[2])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_compiled(function: Any, device: str) -> None:
+    call = batch(function, device, torch.bfloat16, B=2)
+    torch._dynamo.reset()
+    step = torch.compile(
+        lambda given: [x * 1 for x in call.function(**given, **call.options)], backend="aot_eager", fullgraph=True
+    )
+    for compiled, eager in zip(step({**call.tensors, **call.fixed}), call(), strict=True):
+        assert compiled.dtype is eager.dtype and torch.equal(compiled, eager)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_float64_has_every_derivative(function: Any, packed: bool) -> None:
+    sizes = {"T": 7, "N": 4} if packed else {"T": 3, "B": 2}
+    call = batch(function, "cpu", torch.float64, K=2, V=2, H=1, HV=1, **sizes)
+    if packed:
+        call.options["cu_seqlens"] = torch.tensor([0, 1, 1, 5, 7])
+    tensors = {name: x.double().requires_grad_() for name, x in (call.tensors | call.fixed).items()}
+
+    def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return function(**dict(zip(tensors, given, strict=True)), **call.options)
+
+    if packed:
+        call.fixed["cu_seqlens"] = call.options["cu_seqlens"]
+    for got, wanted in zip(run(*tensors.values()), exact(call), strict=True):
+        assert error(got.detach(), wanted) < 1e-12
+    assert torch.autograd.gradcheck(run, tuple(tensors.values()))
+    if not packed:
+        assert torch.autograd.gradgradcheck(run, tuple(tensors.values()))
+
+
+@pytest.mark.parametrize("name", ["q", "beta", "conv_weight", "conv_bias", "initial_conv_state"])
+def test_gradients_are_refused_by_name(name: str) -> None:
+    call = batch(ops.chunk_gated_delta_rule, "cpu", torch.float32)
+    tensors = call.tensors | call.fixed
+    tensors[name].requires_grad_()
+    refused = f"^{name} requires a gradient; with conv_weight there is none: call under torch.no_grad"
+    with pytest.raises(ValueError, match=refused):
+        call()
+    with torch.no_grad():
+        assert not call()[0].requires_grad
+    out = torch.full_like(tensors["v"], float("nan"))
+    with pytest.raises(ValueError, match=f"^{name} requires a gradient; with out, .* under torch.no_grad"):
+        call.function(**tensors, out=out)
+    assert out.isnan().all()
+    with pytest.raises(NotImplementedError, match="^conv_weight is given, with which torch.func cannot"):
+        torch.func.grad(lambda x: call.function(**tensors | {name: x})[0].sum())(tensors[name].detach())
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
+    "no weight": ({"conv_weight": None, "initial_conv_state": None}, ValueError, "conv_bias is given without conv_we"),
+    "window alone": ({"conv_weight": None, "conv_bias": None}, ValueError, "initial_conv_state is given without conv_w"),
+    "last rows alone": (
+        {"conv_weight": None, "conv_bias": None, "initial_conv_state": None, "output_conv_state": True},
+        ValueError, "output_conv_state is true; it must be false without conv_weight",
+    ),
+    "width": ({"conv_weight": torch.ones(96, 5)}, ValueError, r"conv_weight has shape \[96, 5\]; .* W from 2 to 4"),
+    "one": ({"conv_weight": torch.ones(96, 1)}, ValueError, r"conv_weight has shape \[96, 1\]; .* W from 2 to 4"),
+    "dimensions": ({"conv_weight": torch.ones(96, 1, 4)}, ValueError, r"conv_weight has shape \[96, 1, 4\]; .*\[C, W\]"),
+    "channels": ({"conv_weight": torch.ones(95, 4)}, ValueError, r"conv_weight has shape \[95, 4\]; .*\[96, ?4\]"),
+    "bias": ({"conv_bias": torch.ones(95)}, ValueError, r"conv_bias has shape \[95\]; .*\[96\]"),
+    "window": (
+        {"initial_conv_state": torch.ones(2, 96, 4)}, ValueError, r"initial_conv_state has shape \[2, 96, 4\]; .*96, ?3"
+    ),
+    "window's dtype": ({"initial_conv_state": torch.ones(2, 96, 3).half()}, TypeError, "initial_conv_state is torch.fl"),
+    "activation": ({"conv_activation": "relu"}, ValueError, "conv_activation is 'relu'; .* 'silu', 'swish', None"),
+    "integers": ({"conv_weight": torch.ones(96, 4).int()}, TypeError, "conv_weight is torch.int32"),
+    "list": ({"conv_bias": [1]}, TypeError, "conv_bias is list; it must be a torch.Tensor"),
+    "pool": (
+        {"state": torch.zeros(2, 2, 32, 16)}, ValueError, "conv_weight is given; it must be None with state",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name: str, dtype: torch.dtype) -> None:
+    change, kind, message = MISTAKES[name]
+    call = batch(ops.chunk_delta_rule, "cpu", dtype, B=2, T=3, states=False)
+    if dtype is torch.float64 and name in ("window's dtype", "pool"):
+        pytest.skip("float64 takes windows of any dtype, and no pools")
+    with pytest.raises(kind, match=message):
+        call.function(**{**call.tensors, **call.fixed, **change})

@@ -1,0 +1,74 @@
+// Which rows a short convolution reads: a channel's tensor, a token's sequence, and the rows before
+// a sequence's first. For kernels of every device; S is the kernel's Spec.
+#pragma once
+
+#include "device/types.hpp"
+
+namespace wyvern {
+
+/// Rows of q, k and v as given, with their strides, and as convolved, which are dense.
+template <class T>
+struct ConvTensors {
+  const T *q, *k, *v;
+  int64 q_stride, k_stride, v_stride;
+  T *q_conv, *k_conv, *v_conv;
+};
+
+/// A channel's elements, a token's row `stride` and `to_stride` elements from the next one's.
+template <class T>
+struct ChannelRows {
+  const T* from;
+  int64 stride;
+  T* to;
+  int64 to_stride;
+};
+
+/// Channels are those of q, then of each step of k, then of each step of v.
+template <class S, class T>
+ChannelRows<T> rows_of_channel(int64 channel, const ConvTensors<T>& of, const Extents& e) {
+  constexpr int64 kSteps = S::STEPS;
+  const int64 keys = int64{e.H} * S::K, values = int64{e.HV} * S::V;
+  if (channel < keys) return {of.q + channel, of.q_stride, of.q_conv + channel, keys};
+  const bool of_key = channel < keys * (1 + kSteps);
+  const int64 at = channel - (of_key ? keys : keys * (1 + kSteps));
+  const int64 width = of_key ? keys : values, step = kSteps == 1 ? 0 : at / width;
+  const int64 row = of_key ? of.k_stride : of.v_stride;
+  return {(of_key ? of.k : of.v) + step * row + (at - step * width), kSteps * row,
+          (of_key ? of.k_conv : of.v_conv) + at, kSteps * width};
+}
+
+/// The sequences of a batch, by its tokens. What cu_seqlens holds is not trusted: no row outside
+/// the batch is named.
+template <class S, class Seqlens>
+struct Sequences {
+  const Seqlens* cu_seqlens;  ///< null unless S::VARLEN
+  int64 T, N;
+
+  /// The first token of sequence n; of n = N, the end of the batch.
+  int64 begin(int64 n) const {
+    if constexpr (!S::VARLEN) return n * T;
+    if (n == 0 || n == N) return n == 0 ? 0 : T;
+    const int64 given = cu_seqlens[n];
+    return given < 0 ? 0 : given > T ? T : given;
+  }
+  /// The sequence of a token of the batch.
+  int64 of(int64 token) const {
+    if constexpr (!S::VARLEN) return token / T;
+    int64 low = 0, high = N;
+    while (high - low > 1) {
+      const int64 middle = low + (high - low) / 2;
+      (begin(middle) <= token ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+/// The column of a sequence's initial window that stands for row `token`, before its first token
+/// `begin`.
+template <class S>
+int64 window_column(int64 token, int64 begin) {
+  const int64 column = S::CONV_WIDTH - 1 + token - begin;
+  return column < 0 ? 0 : column;
+}
+
+}  // namespace wyvern
