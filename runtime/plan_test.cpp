@@ -159,6 +159,20 @@ TEST(Plans, ConvolveInFrontOfTheForwardPass) {
   }
 }
 
+/// Blocks of whole rows of o normalize them, unless o before the norm is wanted too.
+TEST(Plans, NormalizeOInTheForwardKernel) {
+  Problem p = gated(true);
+  p.H = 16, p.HV = 64, p.K = p.V = 128;
+  p.T = 8192;
+  p.packed = false;
+  p.output_norm = Activation::silu;
+  const Target target = cuda_target("sm_90a");
+  EXPECT_EQ(names(default_plan(p, target)), (std::vector<std::string>{"delta_forward_norm"}));
+  p.keep_output = true;
+  EXPECT_EQ(names(default_plan(p, target)),
+            (std::vector<std::string>{"delta_forward", "output_norm"}));
+}
+
 /// Every backward plan is that of the problem without the norm, between a first step that alone
 /// reads the caller's do and a last one that sums the weight's gradient.
 TEST(Plans, TakeTheGradientOfTheNormInFrontOfTheBackwardPass) {

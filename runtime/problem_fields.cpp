@@ -504,6 +504,7 @@ constexpr std::array kFields{
         .option = {"--keep-output", For::every},
         .key = {41, "/", "keep_output"},
         .distance = kState,
+        .constant = constant::KEEP_OUTPUT,
         .illegal = {[](Problem& p) { p.keep_output = true; },
                     "keep_output is true .. false unless output_norm is set"}},
     ProblemField{.name = "short_conv",

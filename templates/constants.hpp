@@ -78,6 +78,7 @@
   X(HAS_CONV_BIAS, "conv_bias is given")                                                     \
   X(CONV_INITIAL, "rows before each sequence's first are given")                             \
   X(CONV_FINAL, "each sequence's last rows are written")                                     \
+  X(KEEP_OUTPUT, "with OUTPUT_NORM: o before the norm is written too")                        \
   X(TRANSITION, "summaries of ranges hold M beside R")                                        \
   X(BACKWARDS, "gradients of states go through ranges from last to first")                  \
   X(FIRST_STEP, "a per-token row belongs to its first step; else to its last")

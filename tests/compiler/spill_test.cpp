@@ -108,6 +108,19 @@ TEST_F(Spills, WholeForwardPassOfAGateAHeadHasFew) {
     }
 }
 
+/// With the norm of o and all options two numbers more are kept in memory than without the norm.
+TEST_F(Spills, WholeForwardPassWithTheNormOfOHasFew) {
+  for (const std::int64_t K : {64, 128})
+    for (const bool all : {false, true}) {
+      Problem p = forward("gated_delta_rule", K, 128, all);
+      p.output_norm = Activation::silu;
+      EXPECT_LE(spilled("delta_forward_norm.hopper", p,
+                        {{"BV", std::int64_t{128}}, {"num_stages", std::int64_t{3}}}),
+                all ? 56 : 8)
+          << K << all;
+    }
+}
+
 /// With all options a helper is two registers short, once in 32 channels of a slice.
 TEST_F(Spills, WholeForwardPassOfAGateAChannelHasAtMostTwo) {
   std::uint64_t turn = 0;

@@ -328,6 +328,26 @@ TEST_F(EmulatedOperator, OneKernelPaysDecayThatItOwes) {
   }
 }
 
+/// The norm of o in the forward kernel: blocks that split sequences, sequences that end inside a
+/// chunk, empty ones, strided rows of the gate.
+TEST_F(EmulatedOperator, OneKernelNormalizesOutputs) {
+  for (const Activation activation : {Activation::silu, Activation::sigmoid})
+    for (const Gate gate : {Gate::typical, Gate::very_negative}) {
+      const bool all = (activation == Activation::silu) == (gate == Gate::typical);
+      SCOPED_TRACE(to_string(gate) + (all ? " all" : ""));
+      Problem p = base({all ? "gated_delta_rule" : "delta_rule", Pass::forward});
+      p.K = all ? 128 : 64, p.V = 128;
+      p.use_qk_l2norm = p.initial_state = p.output_final_state = p.packed = all;
+      p.T = 70;
+      p.output_norm = activation;
+      const OperatorData data =
+          make_data(p, gate, 19, all ? Lengths{330, 0, 64, 2100, 1} : Lengths{});
+      const auto plan = plan_with(device(), data.problem, "delta_forward_norm.hopper");
+      ASSERT_TRUE(plan.has_value());
+      check_strided_rows(prepare(data.problem, *plan), data);
+    }
+}
+
 /// Strided rows of tokens, as slices of a projection have them: one sequence after the other of a
 /// batch, sequences that end inside a chunk.
 TEST_F(EmulatedOperator, OneKernelTakesStridedRows) {

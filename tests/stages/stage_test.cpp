@@ -441,7 +441,7 @@ TEST_P(StageSanitize, SmallShapes) {
       ++checked;
       expect_stage_matches(
           device(), {id, *config},
-          make_stage_data(problem, BT, Gate::mixed, 2, {segment_tokens(t, BT) + 33, 0, 1, 36}),
+          make_stage_data(problem, BT, Gate::mixed, 2, {segment_tokens(t, BT) + 33, 0, 1, 36}, &t),
           Guards::none);
     }
   EXPECT_GE(checked, 2U);

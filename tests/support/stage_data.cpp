@@ -573,6 +573,10 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool scans = t.source.starts_with("forward/kda_fwd_h_o/");
   const bool prepared = scans || t.source.starts_with("forward/kda_prepare/");
   const bool one_kernel = t.source.starts_with("forward/kda_forward/");
+  if (t.id() == "delta_forward_norm.hopper" &&
+      (problem.V != 128 || problem.K > 128 ||
+       (problem.dtype == DType::fp16 && problem.use_qk_l2norm)))
+    return false;
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && !one_kernel)) &&
            (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
@@ -588,7 +592,9 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
   Problem p = problem;
   p.K = p.K <= 64 ? 64 : 128;
   if (takes(t, limits, p)) return p;
-  p.V = p.V <= 64 ? 64 : 128;
+  const bool whole_rows = t.id() == "delta_forward_norm.hopper";
+  p.V = p.V <= 64 && !whole_rows ? 64 : 128;
+  if (whole_rows && p.dtype == DType::fp16) p.use_qk_l2norm = false;
   if (t.carries_out("recurrent")) {
     p.pass = Pass::recurrent;
     p.parent = false;

@@ -5,6 +5,10 @@
 
 namespace wyvern::cuda {
 
+/// Whether a kernel with the Spec S covers output_norm.
+template <class S>
+constexpr bool kHasNorm = requires { S::NORM_SILU; };
+
 /// kVector weights from a column on.
 template <int kVector>
 struct NormWeights {

@@ -5,6 +5,7 @@
 #include "templates/gate/stages.hpp"
 #include "templates/hopper_contract.hpp"
 #include "templates/intra/stages.hpp"
+#include "templates/layer/stages.hpp"
 #include "templates/output/stages.hpp"
 #include "templates/pool_contract.hpp"
 #include "templates/rows/stages.hpp"
@@ -80,6 +81,14 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 
+std::string illegal_with_norm(const Spec& s, const Limits& limits) {
+  if (s.KEEP_OUTPUT) return "it does not write o before the norm";
+  if (s.V != s.BV)
+    return fmt::format("V={} is not BV={}: a block must have whole rows of o", s.V, s.BV);
+  if (std::string reason = illegal(s, limits); !reason.empty()) return reason;
+  return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS, true).bytes, limits);
+}
+
 /// The stages of the whole pass.
 std::vector<Cover> whole_pass() {
   return {
@@ -96,7 +105,15 @@ std::vector<Cover> whole_pass() {
       stages::fwd_o};
 }
 
-/// What all three kernels share.
+/// And the norm of o.
+std::vector<Cover> pass_and_norm() {
+  std::vector<Cover> covers = whole_pass();
+  covers.back().rename = {{"o", "o_raw"}};
+  covers.push_back(stages::output_norm);
+  return covers;
+}
+
+/// What all four kernels share.
 Template scan_kernel(std::string name, std::string source) {
   Template t;
   t.name = std::move(name);
@@ -129,8 +146,8 @@ Template output_kernel(std::string name, std::string source) {
   return t;
 }
 
-Geometry launch(const Spec& s, std::int64_t blocks) {
-  const HopperLayout layout(s, s.CHECKPOINTS);
+Geometry launch(const Spec& s, std::int64_t blocks, bool normalizes = false) {
+  const HopperLayout layout(s, s.CHECKPOINTS, normalizes);
   return Geometry{.grid = {blocks, 1, 1},
                   .threads = 128 * (1 + layout.prep_groups + layout.consumers),
                   .shared_bytes = layout.bytes};
@@ -145,6 +162,28 @@ Template one_kernel() {
   t.additional = {hopper::slots_read({constant::INPLACE_STATE, constant::SCALAR_GATE})};
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
     return launch(s, blocks(s, e, limits));
+  };
+  return t;
+}
+
+/// Hopper: the same with the norm of o, one block a sequence and value head. A chunk takes half as
+/// long again, since nothing overlaps the epilogue of two consumers (one H100, 2026-11-27).
+Template with_norm() {
+  Template t = output_kernel("delta_forward_norm", "hopper.cu");
+  t.summary = "The forward pass and the norm of o in one kernel, for a gate a head or none.";
+  t.constants.push_back(constant::NORM_SILU);
+  t.tunables[1] = {tunable::BV, cuda::integers({128})};
+  t.tensor_maps.push_back({.name = "norm_gate_map", .argument = "norm_gate", .view = outputs});
+  t.strided.push_back("norm_gate");
+  t.covers = pass_and_norm();
+  t.illegal = illegal_with_norm;
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return 1.5 * hopper::split_scan_cost({0, chunk_time(s)}, splits(s, w.extents, limits), 16, s, w,
+                                         limits);
+  };
+  t.additional = {hopper::slots_read({constant::INPLACE_STATE, constant::SCALAR_GATE})};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    return launch(s, blocks(s, e, limits), true);
   };
   return t;
 }
@@ -182,6 +221,6 @@ Template resume() {
 
 }  // namespace
 
-std::vector<Template> contract() { return {one_kernel(), segment(), resume()}; }
+std::vector<Template> contract() { return {one_kernel(), with_norm(), segment(), resume()}; }
 
 }  // namespace wyvern::delta_forward

@@ -42,14 +42,18 @@ struct HopperLayout {
   /// Two numbers a stage: the chunk's rows in front of a checkpoint (kRows: at its end, 0: none)
   /// and the checkpoint's row of the tensor.
   cuda::ArrayPlace checkpoint;
+  /// With the norm of o: sums of squares of rows by warp, for two chunks, and each consumer's
+  /// scales.
+  cuda::ArrayPlace squares, rstd;
   cuda::ArrayPlace block;  ///< a copy of the `Block`, for warps with few registers
   /// Full and empty barriers. Tiles and factors: one a stage, and one of the last chunk's rows; A
   /// (pipelined) and its half inverses, and the prepared chunk: one a slot; scores: one a buffer.
   cuda::sm90::BarrierPlace tiles_full, factors_full, tiles_empty, A_full, halves_full, A_empty,
       chunk_full, scores_empty, tail_full;
+  cuda::sm90::BarrierPlace gate_full;  ///< with the norm of o, one a consumer
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s, bool checkpoints = false) {
+  constexpr explicit HopperLayout(const S& s, bool checkpoints = false, bool normalizes = false) {
     const int stages = static_cast<int>(s.num_stages);
     shares_state = s.K > 128;
     consumers = static_cast<int>(s.BV) / kColumns;
@@ -86,6 +90,10 @@ struct HopperLayout {
     decay = at.array(stages);
     largest = at.array(2 * stages);
     if (checkpoints) checkpoint = at.array(2 * stages, DType::int32);
+    if (normalizes) {
+      squares = at.array(2 * 4 * consumers * kRows);
+      rstd = at.array(consumers * kRows);
+    }
     block = at.array(kBlockWords, DType::int32);
     tiles_full = cuda::sm90::barriers(at, stages);
     factors_full = cuda::sm90::barriers(at, stages);
@@ -96,6 +104,7 @@ struct HopperLayout {
     chunk_full = cuda::sm90::barriers(at, slots);
     scores_empty = cuda::sm90::barriers(at, score_slots);
     tail_full = cuda::sm90::barriers(at, 1);
+    if (normalizes) gate_full = cuda::sm90::barriers(at, consumers);
     bytes = at.bytes;
   }
 };

@@ -18,10 +18,11 @@ struct DeltaForward {
   using Io = sm90::StateIo<Scheduler>;
   static constexpr int kRows = ::kRows, kThreads = ::kThreads, kTilesV = V / BV;
   static constexpr bool kCheckpoints = ::kCheckpoints, kGathersStates = false;
-  /// Without a gate state does not decay.
-  static constexpr sm90::Splits kSplits = !SCALAR_GATE      ? sm90::Splits::none
-                                          : kConsumers == 2 ? sm90::Splits::or_halves
-                                                            : sm90::Splits::each;
+  /// Without a gate state does not decay. A norm is over columns of both consumers.
+  static constexpr sm90::Splits kSplits = !SCALAR_GATE ? sm90::Splits::none
+                                          : kConsumers == 2 && !kNormalizes
+                                              ? sm90::Splits::or_halves
+                                              : sm90::Splits::each;
   static constexpr sm90::Roles kRoles{.prepare = kPrepGroups,
                                       .mma = kConsumers,
                                       .load_registers = kPipelined ? 56 : 64,
@@ -79,6 +80,7 @@ struct DeltaForward {
     sm90::init_barriers<kLayout.A_empty>(work.shared, 32);
     sm90::init_barriers<kLayout.scores_empty>(work.shared, 128 * consumers);
     sm90::init_barriers<kLayout.tail_full>(work.shared, 1);
+    if constexpr (kNormalizes) sm90::init_barriers<kLayout.gate_full>(work.shared, 1);
   }
   WYVERN_DEVICE void clear_shared() const { Prepare{work}.clear_squares(kThreads); }
 
@@ -123,13 +125,20 @@ struct DeltaForward {
     else
       mma_with<TransposedState>(scheduler.first_consumer + consumer);
   }
+  WYVERN_DEVICE auto output() const {
+    if constexpr (kNormalizes)
+      return NormOutput<Spec>{
+          p.o_map, {p.o, p.o_stride}, p.norm_gate_map, p.norm_weight, p.e.norm_eps};
+    else
+      return PlainOutput{p.o_map, {p.o, p.o_stride}};
+  }
   template <class State>
   WYVERN_DEVICE void mma_with(int consumer) const {
     State state{work, consumer, {}, {}, {}};
     Io::load(*this, state);
     if constexpr (kQueries) {
       if (work.chunks > 0)
-        mainloop(state, p.o_map, {p.o, p.o_stride}, [&](auto& at, int row, float factor) {
+        mainloop(state, output(), [&](auto& at, int row, float factor) {
           sm90::write_checkpoint<Spec>(*this, at, row, factor);
         });
     } else {

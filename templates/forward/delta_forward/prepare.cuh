@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
+#include "device/cuda/norm_rows.cuh"
 #include "device/cuda/sm90/scalar_prepare.cuh"
 #include "device/cuda/sm90/scheduler.cuh"
 #include "device/cuda/sm90/tma.cuh"
@@ -17,7 +18,9 @@ using delta_forward::kRows;
 constexpr bool kQueries = Scheduler::kOutput;
 /// Whether states inside the sequence are written, and inside chunks too.
 constexpr bool kCheckpoints = Scheduler::kCheckpoints, kDivided = Scheduler::kDivided;
-constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints};
+/// Whether the output is normalized and gated: of templates that cover output_norm.
+constexpr bool kNormalizes = kHasNorm<Spec>;
+constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints, kNormalizes};
 constexpr int kStages = num_stages;
 constexpr int kConsumers = kLayout.consumers;
 constexpr int kPrepGroups = kLayout.prep_groups;

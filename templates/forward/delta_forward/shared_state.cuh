@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/cuda/sm90/state.cuh"
-#include "forward/delta_forward/prepare.cuh"
+#include "forward/delta_forward/output.cuh"
 
 /// Accumulators of 64 rows of K of a state.
 constexpr int kParts = K / 64;
@@ -228,7 +228,7 @@ struct SharedState {
 
   /// Stores a chunk's output when its products are done. Not by sm90::store_rows, with which a
   /// thread spills up to two numbers more.
-  WYVERN_DEVICE void store(int chunk, const TensorMap& o_map, const TokenRows<DTYPE>& o) const {
+  WYVERN_DEVICE void store(int chunk, const PlainOutput& output) const {
     const int thread = thread_index() % 128;
     const SquareTile tile = update();
     write_rounded(y, tile);
@@ -237,7 +237,7 @@ struct SharedState {
     const int rows = b.rows(chunk);
     if (rows == kRows) {
       if (thread == 0) {
-        sm90::tensor_store(o_map, {0, static_cast<int>(token), column() / kColumns, b.head},
+        sm90::tensor_store(output.map, {0, static_cast<int>(token), column() / kColumns, b.head},
                            tile.data);
         sm90::bulk_commit();
       }
@@ -245,14 +245,14 @@ struct SharedState {
     }
 #pragma unroll 1
     for (int i = thread; i < rows * 8; i += 128)
-      store_vector(o.row(token + i / 8) + int64{b.head} * V + column() + i % 8 * 8,
+      store_vector(output.rows.row(token + i / 8) + int64{b.head} * V + column() + i % 8 * 8,
                    load<8>(tile.at(i / 8, i % 8 * 8)));
   }
 };
 
 /// The consumer's mainloop.
 template <class WriteCheckpoint>
-WYVERN_DEVICE void mainloop(SharedState& state, const TensorMap& o_map, const TokenRows<DTYPE>& o,
+WYVERN_DEVICE void mainloop(SharedState& state, const PlainOutput& output,
                             const WriteCheckpoint& write_checkpoint) {
   const Block& b = state.b;
   Position at;
@@ -267,7 +267,7 @@ WYVERN_DEVICE void mainloop(SharedState& state, const TensorMap& o_map, const To
     at.advance();
     if (c + 1 == b.chunks) {
       sm90::end_products<0>(state.y);
-      state.store(c, o_map, o);
+      state.store(c, output);
       break;
     }
     sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
@@ -275,7 +275,7 @@ WYVERN_DEVICE void mainloop(SharedState& state, const TensorMap& o_map, const To
     sm90::end_products<1>(state.y);
     sm90::barrier_arrive(empty);
     sm90::barrier_arrive(b.barrier<kLayout.scores_empty>(c % kScoreSlots));
-    if (c >= b.overlap) state.store(c, o_map, o);
+    if (c >= b.overlap) state.store(c, output);
     state.compute_values(at, c + 1);
   }
 }

@@ -3,10 +3,9 @@
 
 #include "device/cuda/sm90/state.cuh"
 #include "device/cuda/sm90/transposed_rows.cuh"
-#include "forward/delta_forward/prepare.cuh"
+#include "forward/delta_forward/output.cuh"
 
 using Transposed = sm90::Accumulator<K>;
-using Columns = sm90::Accumulator<kRows>;  // of V, one for each row of a chunk
 
 /// Factors of the rows of a chunk, for this thread's columns of `Columns`.
 struct RowFactors {
@@ -47,33 +46,6 @@ struct Residual {
     }
   }
 };
-
-/// Stores a chunk's output, unless it is the overlap's: by a TMA store, or row by row where the
-/// sequence ends inside the chunk.
-WYVERN_DEVICE void store_transposed(const Block& block, int consumer, const Columns& x, int chunk,
-                                    const TensorMap& o_map, const TokenRows<DTYPE>& o) {
-  const Block b = recalled(block);
-  if (chunk < b.overlap) return;
-  const int thread = thread_index() % 128;
-  const int panel = kPanels * b.tile + consumer;
-  const SquareTile tile = b.output(kLayout.outputs * consumer + chunk % kLayout.outputs);
-  // With one buffer its last store must have read it; with two the barrier below orders that.
-  if constexpr (kLayout.outputs == 1) {
-    if (thread == 0) sm90::bulk_wait_read<0>();
-    sm90::sync_named(1 + consumer, 128);
-  }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    uint32 packed[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) packed[i] = pack<DTYPE>(x.x[8 * j + 2 * i], x.x[8 * j + 2 * i + 1]);
-    sm90::store_matrix_x4_transposed(sm90::matrices_at(tile, 2 * j), packed);
-  }
-  sm90::fence_proxy_async();
-  if (kLayout.outputs > 1 && thread == 0) sm90::bulk_wait_read<0>();
-  sm90::sync_named(1 + consumer, 128);
-  sm90::store_rows(o_map, o, tile, b.token + chunk * kRows, b.rows(chunk), panel, b.head, V);
-}
 
 /// The state, and a chunk's V' and its output from the state.
 struct TransposedState {
@@ -236,8 +208,8 @@ struct TransposedState {
 };
 
 /// The consumer's mainloop. Products of a chunk overlap those of the next one.
-template <class WriteCheckpoint>
-WYVERN_DEVICE void mainloop(TransposedState& s, const TensorMap& o_map, const TokenRows<DTYPE>& o,
+template <class Output, class WriteCheckpoint>
+WYVERN_DEVICE void mainloop(TransposedState& s, const Output& output,
                             const WriteCheckpoint& write_checkpoint) {
   const Block& b = s.b;
   Position at;
@@ -245,6 +217,7 @@ WYVERN_DEVICE void mainloop(TransposedState& s, const TensorMap& o_map, const To
   {
     sm90::FragmentA<DTYPE, K> packed(s.state);
     s.start(at, packed);
+    output.prefetch(b, s.consumer, 0);
     s.compute_values(at, 0, packed);
   }
 #pragma unroll 1
@@ -255,7 +228,7 @@ WYVERN_DEVICE void mainloop(TransposedState& s, const TensorMap& o_map, const To
     const auto finish = [&] {
       values.hold();
       if (!last) sm90::barrier_arrive(b.barrier<kLayout.scores_empty>(c % kSlots));
-      store_transposed(b, s.consumer, s.y, c, o_map, o);
+      output.store(b, s.consumer, s.y, c);
     };
     // Two consumer warpgroups have no registers for this output beside the next chunk's products.
     if (kConsumers > 1 || last) {
@@ -267,6 +240,7 @@ WYVERN_DEVICE void mainloop(TransposedState& s, const TensorMap& o_map, const To
     sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
     sm90::FragmentA<DTYPE, K> packed(s.state);
     s.start(at, packed);
+    output.prefetch(b, s.consumer, c + 1);
     if constexpr (kConsumers == 1) {
       sm90::end_products<1>(s.y);
       finish();
