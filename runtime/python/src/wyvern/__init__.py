@@ -3,7 +3,8 @@
     import wyvern
     o, state = wyvern.ops.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
 
-``wyvern.ops`` has the operators for PyTorch, under the names that flash-linear-attention gives them.
+``wyvern.ops`` has the operators for PyTorch, under the names that flash-linear-attention gives them;
+``layers`` has them with the short convolution in front and the gated norm behind.
 ``policy`` says where their plans come from and when they are tuned (``wait_for_tuning`` waits for that),
 ``tune`` finds faster ones, ``prepared`` tells which are in use and ``cache`` looks after what is stored.
 ``plan_digest`` and ``distributed`` see to it that the ranks of a job have the same.
@@ -24,7 +25,7 @@ from ._extension import prepared, version
 from ._policy import policy, wait_for_tuning
 
 if TYPE_CHECKING:
-    from . import cache, distributed, fla, flashinfer, ops, stages, transformers
+    from . import cache, distributed, fla, flashinfer, layers, ops, stages, transformers
     from .distributed import plan_digest
     from .tuning import tune
 
@@ -34,6 +35,7 @@ __all__ = [
     "distributed",
     "fla",
     "flashinfer",
+    "layers",
     "ops",
     "plan_digest",
     "policy",
@@ -46,7 +48,9 @@ __all__ = [
     "wait_for_tuning",
 ]
 
-_MODULES = ("cache", "distributed", "fla", "flashinfer", "ops", "sglang", "stages", "transformers", "vllm")
+_MODULES = (
+    "cache", "distributed", "fla", "flashinfer", "layers", "ops", "sglang", "stages", "transformers", "vllm",
+)  # fmt: skip
 _FUNCTIONS = {"tune": "tuning", "plan_digest": "distributed"}  # by the module that has them
 
 
