@@ -179,15 +179,22 @@ def test_counts_from_threads(device: str) -> None:
 LAYERS = {
     "GatedDeltaNet": {"num_heads": 2, "num_v_heads": 4, "head_dim": 16, "expand_v": 2},
     "GatedDeltaNet without a gate": {"num_heads": 2, "head_dim": 16, "use_gate": False, "conv_bias": True},
+    "GatedDeltaNet with biases": {"num_heads": 2, "head_dim": 16, "conv_bias": True, "conv_size": 3},
     "KimiDeltaAttention": {"num_heads": 2, "num_v_heads": 4, "head_dim": 16},
     "KimiDeltaAttention with a bound": {"num_heads": 2, "head_dim": 16, "lower_bound": -5.0},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "DeltaNet": {"num_heads": 3, "use_gate": True, "allow_neg_eigval": True},
+    "GatedDeltaProduct": {"num_heads": 2, "num_v_heads": 4, "head_dim": 16, "num_householder": 2},
+    "GatedDeltaProduct without a decay": {"num_heads": 2, "head_dim": 16, "use_forget_gate": False},
+    "GatedDeltaNet2": {"num_heads": 2, "head_dim": 16, "allow_neg_eigval": True},
 }
 
 
 def layer_of(name: str) -> Any:
     from fla import layers
 
-    layer = getattr(layers, name.split()[0])(hidden_size=48, layer_idx=0, **LAYERS[name])
+    layer = getattr(layers, name.split()[0])(hidden_size=48, layer_idx=0, **(LAYERS | OTHERS)[name])
     for weight in (x for name, x in layer.named_parameters() if "norm" in name or "conv" in name):
         torch.nn.init.normal_(weight, mean=0.5, std=0.5)  # ones would hide what it is multiplied by
     return layer
@@ -239,9 +246,25 @@ def test_layers_train_on_the_cpu(name: str) -> None:
     assert sum(counted.served.values()) == 1 and not counted.declined
 
 
+WHOLE = {
+    "GatedDeltaNet": ("gated_delta_net", "fused_recurrent_gated_delta_rule"),
+    "GatedDeltaNet with biases": ("gated_delta_net", "fused_recurrent_gated_delta_rule"),
+    "KimiDeltaAttention": ("kimi_delta", "fused_recurrent_kda"),
+    "KimiDeltaAttention with a bound": ("kimi_delta", "fused_recurrent_kda"),
+}  # what serves a prompt as a whole, and a step of decoding
+WHOLE_OTHERS = {
+    "DeltaNet": "delta_net",
+    "GatedDeltaProduct": "gated_delta_product",
+    "GatedDeltaProduct without a decay": "gated_delta_product",
+    "GatedDeltaNet2": "gdn2",
+}
+
+
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", ["GatedDeltaNet", "KimiDeltaAttention"])
-def test_layers_generate_on_the_cpu(name: str, masked: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "whole"), [("GatedDeltaNet", False), ("KimiDeltaAttention", False), *((name, True) for name in WHOLE)]
+)
+def test_layers_generate_on_the_cpu(name: str, whole: bool, masked: bool) -> None:
     """A first part of a prompt, more of it, a token, from the states of the cache; padded on the left."""
     from fla.models.utils import Cache
 
@@ -251,7 +274,7 @@ def test_layers_generate_on_the_cpu(name: str, masked: bool) -> None:
     mask = torch.ones(2, 96, dtype=torch.int64)
     mask[1, : first[1]] = 0
     past, parts = Cache(), []
-    with wyvern.fla.enable(), torch.no_grad():
+    with wyvern.fla.enable(layers=whole), torch.no_grad():
         for begin, end in ((0, 80), (80, 94), (94, 95), (95, 96)):
             part, _, past = layer(
                 x[:, begin:end], mask[:, :end] if masked else None, past_key_values=past, use_cache=True
@@ -261,7 +284,117 @@ def test_layers_generate_on_the_cpu(name: str, masked: bool) -> None:
         for n, o in enumerate(torch.cat(parts, dim=1)):
             wanted = exact_output(exact, x[n : n + 1, first[n] :].double())
             assert error(o[first[n] :], wanted[0]) < 1e-5
-    assert not wyvern.fla.report().declined
+    counted = wyvern.fla.report()
+    assert not counted.declined
+    if whole:
+        assert counted.served == dict.fromkeys(WHOLE[name], 2)
+
+
+@pytest.mark.parametrize("form", ["batch", "masked", "packed", "no cache"])
+@pytest.mark.parametrize("name", [*WHOLE, *WHOLE_OTHERS])
+def test_whole_layers_leave_what_theirs_leave(name: str, form: str) -> None:
+    """The output, and both states in the cache, after two parts of a prompt; sequences that are shorter than the
+    convolution, and none."""
+    from fla.models.utils import Cache
+
+    layer = layer_of(name).eval()
+    x, more = torch.randn(2, 70, 48), torch.randn(2, 2, 48)
+    if form == "packed":
+        x, more = x.view(1, 140, 48), more.view(1, 4, 48)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor, Any]:
+        past, given = Cache(), [{}, {}]
+        if form == "packed":
+            bounds = [0, 0, 1, 3, 140, 140], [0, 1, 1, 2, 4, 4]
+            given = [{"cu_seqlens": torch.tensor(ends)} for ends in bounds]
+        if form == "masked":
+            mask = torch.ones(2, 72, dtype=torch.int64)
+            mask[1, :69] = 0  # a token of the first part
+            given = [{"attention_mask": mask[:, :70]}, {"attention_mask": mask}]
+        if form == "no cache":
+            return layer(x)[0], layer(more)[0], None
+        first, _, past = layer(x, past_key_values=past, use_cache=True, **given[0])
+        second, _, past = layer(more, past_key_values=past, use_cache=True, **given[1])
+        return first, second, past
+
+    with torch.no_grad():
+        with wyvern.fla.enable():
+            *wanted, theirs = run()
+        wyvern.fla.report(reset=True)
+        with wyvern.fla.enable(layers=True):
+            *got, ours = run()
+    assert wyvern.fla.report().served == {WHOLE_OTHERS.get(name) or WHOLE[name][0]: 2}
+    for o, exact in zip(got, wanted, strict=True):
+        assert o.shape == exact.shape and error(o, exact) < 1e-5
+    if theirs is not None:
+        state, other = ours[0], theirs[0]
+        assert error(state["recurrent_state"], other["recurrent_state"]) < 1e-5
+        for window, exact in zip(state["conv_state"], other["conv_state"], strict=True):
+            assert window.shape == exact.shape and torch.equal(window[..., 1:], exact[..., 1:])
+        assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+def change_norm(layer: Any) -> None:
+    layer.o_norm.register_forward_hook(lambda module, args, o: 2 * o)
+
+
+def change_convolution(layer: Any) -> None:
+    layer.v_conv1d.__class__ = type("OtherConvolution", (type(layer.v_conv1d),), {})
+
+
+def change_activation(layer: Any) -> None:
+    layer.k_conv1d.activation = None
+
+
+NOT_WHOLE: dict[str, Callable[[Any], None]] = {
+    "GatedDeltaNet without a gate": lambda layer: None,
+    "GatedDeltaNet, hook": change_norm,
+    "GatedDeltaNet, module": change_convolution,
+    "KimiDeltaAttention, activation": change_activation,
+    "DeltaNet, norm of keys": lambda layer: setattr(layer, "qk_norm", "sum"),
+    "DeltaNet, rates": lambda layer: setattr(layer, "use_beta", False),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WHOLE)
+def test_other_layers_are_as_without(name: str) -> None:
+    layer = layer_of(name.split(",")[0]).eval()
+    NOT_WHOLE[name](layer)
+    x = torch.randn(1, 70, 48)
+    with torch.no_grad():
+        with wyvern.fla.enable():
+            wanted = layer(x)[0]
+        counted = wyvern.fla.report(reset=True).served
+        with wyvern.fla.enable(layers=True):
+            assert torch.equal(layer(x)[0], wanted)
+    assert wyvern.fla.report().served == counted and len(counted) == 1
+
+
+def test_calls_that_are_not_whole() -> None:
+    """With gradients, and where wyvern.layers declines: by the operators; after disable() by the library alone."""
+    from fla.layers import GatedDeltaNet
+
+    own, layer = GatedDeltaNet.forward, layer_of("GatedDeltaNet")
+    x = torch.randn(1, 70, 48)
+    with wyvern.fla.enable():
+        assert GatedDeltaNet.forward is own
+        with wyvern.fla.enable(layers=True):
+            assert GatedDeltaNet.forward is not own
+            wanted = layer(x)[0]
+            wanted.sum().backward()
+            assert wyvern.fla.report(reset=True).served == {"chunk_gated_delta_rule": 1}
+            layer.conv_size = 5
+            for name in "qkv":
+                conv = getattr(layer, f"{name}_conv1d")
+                conv.weight = torch.nn.Parameter(torch.nn.functional.pad(conv.weight, (1, 0)).detach())
+                conv.kernel_size = (5,)
+            with torch.no_grad():
+                assert error(layer(x)[0], wanted) < 1e-6
+        assert GatedDeltaNet.forward is own and wyvern.fla.is_enabled()
+    counted = wyvern.fla.report()
+    assert counted.served == {"chunk_gated_delta_rule": 1}
+    (reason,) = counted.declined["gated_delta_net"]
+    assert reason == "conv_weight has shape [192, 5]; it must be [C, W] with W from 2 to 4"
 
 
 @pytest.mark.parametrize("name", ["GatedDeltaNet", "KimiDeltaAttention"])

@@ -48,6 +48,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3NextForCausalLM",
         LINEAR | {"num_experts": 4, "head_dim": 32, "shared_expert_intermediate_size": 32},
     ),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", LINEAR | {"head_dim": 32}),
     "kimi_linear": (
         "KimiLinearConfig",
         "KimiLinearForCausalLM",
@@ -64,8 +65,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 CALLS = {
     "qwen3_next": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+    "qwen3_5": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
     "kimi_linear": ("chunk_kda", "fused_recurrent_kda"),
 }
+WHOLE = {"qwen3_next": "gated_delta_net", "qwen3_5": "gated_delta_net", "kimi_linear": "kimi_delta"}
 NEW_TOKENS = 8
 
 
@@ -121,12 +124,14 @@ def counted_from_zero(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     served.disable()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_same_tokens(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "whole"), [*((model, False) for model in MODELS), *((model, True) for model in WHOLE)]
+)
+def test_the_same_tokens(model: str, whole: bool) -> None:
     language_model = tiny(model)
     wanted = generate(language_model)
     assert not served.report().served
-    with served.enable():
+    with served.enable(layers=whole):
         got = generate(language_model)
     assert torch.equal(got.sequences, wanted.sequences)
     for logits, exact in zip(got.logits, wanted.logits, strict=True):
@@ -134,8 +139,116 @@ def test_the_same_tokens(model: str) -> None:
     chunked, recurrent = CALLS[model]
     layers = HYBRID.count("linear_attention")
     counted = served.report()
-    assert counted.served == {chunked: layers, recurrent: layers * (NEW_TOKENS - 1)}
+    prompts = WHOLE[model] if whole else chunked
+    assert counted.served == {prompts: layers, recurrent: layers * (NEW_TOKENS - 1)}
     assert not counted.declined
+
+
+def norm_of(layer: Any) -> Any:
+    return layer.o_norm if hasattr(layer, "o_norm") else layer.norm
+
+
+def layer_and_cache(model: str) -> tuple[Any, Any]:
+    """A linear layer of a model, with weights of the norm that are no ones, and what makes empty caches."""
+    language_model = tiny(model)
+    layer = next(x for x in language_model.modules() if type(x).__name__ in served._LAYERS.values())
+    torch.nn.init.normal_(norm_of(layer).weight, mean=1.0, std=0.3)
+    cache = importlib.import_module("transformers").DynamicCache
+    return layer, lambda: cache(config=language_model.config)
+
+
+def close(got: torch.Tensor, exact: torch.Tensor) -> bool:
+    return got.shape == exact.shape and bool((got - exact).norm() < 1e-5 * exact.norm())
+
+
+@pytest.mark.parametrize("lengths", [(70, 5, 2, 1, 1), (2, 1, 2, 70), (1, 1)])
+@pytest.mark.parametrize("model", WHOLE)
+def test_whole_layers_leave_what_theirs_leave(model: str, lengths: tuple[int, ...]) -> None:
+    """The output, and both states in the cache, after each part of a prompt and each step; padded on the left."""
+    layer, cache = layer_and_cache(model)
+    past, exact_past = cache(), cache()
+    x, mask = torch.randn(2, sum(lengths), 64), torch.ones(2, sum(lengths))
+    mask[1, :30] = 0
+    begin, steps = 0, 0
+    with torch.no_grad():
+        for length in lengths:
+            now = slice(begin, begin + length)
+            part = {"hidden_states": x[:, now], "attention_mask": mask[:, now]}
+            wanted = layer(**part, cache_params=exact_past)
+            with served.enable(layers=True):
+                assert close(layer(**part, cache_params=past), wanted)
+            ours, theirs = past.layers[0], exact_past.layers[0]
+            assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
+            assert close(ours.recurrent_states[0], theirs.recurrent_states[0])
+            steps += length == 1 and begin > 0
+            begin += length
+    counted = served.report()
+    assert counted.served.get(WHOLE[model], 0) == len(lengths) - steps
+    assert counted.served.get(CALLS[model][1], 0) == steps and not counted.declined
+
+
+@pytest.mark.parametrize("model", ["qwen3_next", "qwen3_5"])
+def test_whole_layers_take_packs(model: str) -> None:
+    """Whose convolution sees no other sequence; without seq_idx theirs does, which stays theirs."""
+    layer, _ = layer_and_cache(model)
+    x, ends = torch.randn(1, 70, 64), [0, 1, 33, 70]
+    pack = {"cu_seq_lens_q": torch.tensor(ends, dtype=torch.int32)}
+    lengths = torch.tensor(ends).diff()
+    with torch.no_grad():
+        wanted = torch.cat([layer(part) for part in x.split(lengths.tolist(), 1)], 1)
+        with served.enable(layers=True):
+            seq_idx = torch.arange(3, dtype=torch.int32).repeat_interleave(lengths)[None]
+            assert close(layer(x, **pack, seq_idx=seq_idx), wanted)
+            assert served.report(reset=True).served == {"gated_delta_net": 1}
+            layer(x, **pack)
+    assert served.report().served == {"chunk_gated_delta_rule": 1}
+
+
+def hook_convolution(layer: Any, past: Any) -> None:
+    layer.conv1d._hf_hook = type("Hook", (), {"pre_forward": lambda *_: None, "post_forward": lambda *_: None})()
+
+
+def change_norm(layer: Any, past: Any) -> None:
+    norm_of(layer).register_forward_hook(lambda module, args, o: 2 * o)
+
+
+def record(layer: Any, past: Any) -> None:
+    past.activate_past_recording()
+
+
+@pytest.mark.parametrize("change", [hook_convolution, change_norm, record])
+@pytest.mark.parametrize("model", WHOLE)
+def test_other_layers_are_as_without(model: str, change: Any) -> None:
+    layer, cache = layer_and_cache(model)
+    pasts = [cache(), cache()]
+    x = torch.randn(1, 20, 64)
+    for past in pasts:
+        change(layer, past)
+    with torch.no_grad():
+        with served.enable():
+            wanted = layer(x, cache_params=pasts[0])
+        with served.enable(layers=True):
+            assert torch.equal(layer(x, cache_params=pasts[1]), wanted)
+    assert served.report().served == {CALLS[model][0]: 2}
+
+
+def test_calls_that_are_not_whole() -> None:
+    """With gradients, and where wyvern.layers declines: by the operators; after disable() by the library alone."""
+    layer, _ = layer_and_cache("qwen3_5")
+    own, x = type(layer).forward, torch.randn(1, 20, 64)
+    with served.enable(layers=True):
+        assert type(layer).forward is not own
+        wanted = layer(x)
+        wanted.sum().backward()
+        assert served.report(reset=True).served == {"chunk_gated_delta_rule": 1}
+        layer.norm.activation = "relu"
+        with torch.no_grad():
+            layer(x)
+    counted = served.report()
+    assert counted.served == {"chunk_gated_delta_rule": 1}
+    (reason,) = counted.declined["gated_delta_net"]
+    assert reason.startswith("norm_activation is 'relu'")
+    assert type(layer).forward is own
 
 
 def test_gradients_of_a_model() -> None:
@@ -154,6 +267,18 @@ def test_gradients_of_a_model() -> None:
         assert (gradient is None) == (exact is None)
         if exact is not None:
             assert (gradient - exact).norm() <= 1e-3 * exact.norm() + 1e-7
+
+
+def test_traced_layers_are_theirs() -> None:
+    layer, _ = layer_and_cache("qwen3_5")
+    x = torch.randn(1, 20, 64)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        wanted = layer(x)
+        with served.enable(layers=True):
+            assert close(torch.compile(layer, backend="eager", fullgraph=True)(x), wanted)
+    counted = served.report()
+    assert counted.traced == {"chunk_gated_delta_rule": 1} and not counted.served
 
 
 def test_what_is_declined_goes_to_the_model() -> None:

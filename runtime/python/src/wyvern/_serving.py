@@ -7,9 +7,10 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from . import _report
 from ._report import Report as Report
@@ -116,6 +117,40 @@ def replacement(
     return serve
 
 
+def serving_layer(
+    original: Callable[..., Any],
+    function: Callable[..., Any],
+    is_on: Callable[[], bool],
+) -> Callable[..., Any]:
+    """original, a layer's ``forward``, which function computes as a whole where it can.
+
+    function: with original's parameters; its result, or None where it computes no such layer or a call in it was
+    declined. original computes then, whose calls of operators are served as ever. So it does where a gradient may be
+    asked for, which the convolution has not, where it is traced, and where a sequence goes through several ranks.
+    """
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not is_on() or around() is not None:
+            return original(*args, **kwargs)
+        output = function(*args, **kwargs)
+        return original(*args, **kwargs) if output is None else output
+
+    return forward
+
+
+def is_plain(module: object, kind: type) -> bool:
+    """Whether a module is of this class and no other, and calling it runs the forward method of the class alone."""
+    return (
+        type(module) is kind
+        and isinstance(module, nn.Module)
+        and "forward" not in module.__dict__
+        and not hasattr(module, "_hf_hook")
+        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+        and not module._backward_pre_hooks
+    )
+
+
 def exchange(pairs: list[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
     """Puts the second of each pair wherever a global of an imported module is the first."""
     other = {id(old): new for old, new in pairs}
@@ -132,12 +167,21 @@ def exchange(pairs: list[tuple[Callable[..., Any], Callable[..., Any]]]) -> None
 Pairs = list[tuple[Callable[..., Any], Callable[..., Any]]]
 
 
+class Layer(NamedTuple):
+    """A class of layers, its ``forward``, and what stands in its place."""
+
+    kind: type
+    original: Callable[..., Any]
+    serving: Callable[..., Any]
+
+
 class Enabled:
     """What enable() gives: nothing to hold on to, or a context manager that disables at its end."""
 
-    def __init__(self, switch: Switch, first: bool) -> None:
+    def __init__(self, switch: Switch, first: bool, first_layers: bool) -> None:
         self._switch = switch
         self._first = first
+        self._first_layers = first_layers
 
     def __enter__(self) -> Enabled:
         return self
@@ -150,6 +194,8 @@ class Enabled:
     ) -> None:
         if self._first:
             self._switch.disable()
+        elif self._first_layers:
+            self._switch.disable_layers()
 
 
 class Switch:
@@ -157,20 +203,28 @@ class Switch:
 
     pairs: the library's functions and what stands in their places while enabled; found by find at the
     first enable(), None before; more of them by add(). engine: the library's name, where it runs in several
-    processes that share their counts.
+    processes that share their counts. find_layers: the library's layers, found by enable(layers=True).
     """
 
-    def __init__(self, find: Callable[[], Pairs], engine: str | None = None) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Pairs],
+        engine: str | None = None,
+        find_layers: Callable[[], list[Layer]] = list,
+    ) -> None:
         self.counts = Counts(engine)
         self.pairs: Pairs | None = None
         self._find = find
+        self._find_layers = find_layers
+        self._layers: list[Layer] = []  # those that are served as a whole
         self._lock = threading.RLock()  # find may add
         self._enabled = False
 
-    def enable(self) -> Enabled:
-        """Raises what find raises, and leaves everything as it was then."""
+    def enable(self, layers: bool = False) -> Enabled:
+        """Raises what find and find_layers raise, and leaves everything as it was then."""
         with self._lock:
             first = not self._enabled
+            found_layers = self._find_layers() if layers and not self._layers else []
             if first:
                 if self.pairs is None:
                     self.pairs = []
@@ -183,7 +237,10 @@ class Switch:
                 exchange(self.pairs)
                 self.counts.share()
                 self._enabled = True
-        return Enabled(self, first)
+            for layer in found_layers:
+                layer.kind.forward = layer.serving
+            self._layers += found_layers
+        return Enabled(self, first, bool(found_layers))
 
     def add(self, pairs: Pairs) -> None:
         """Further functions, of modules that were imported meanwhile."""
@@ -197,7 +254,15 @@ class Switch:
         with self._lock:
             if self._enabled:
                 exchange([(new, old) for old, new in self.pairs or []])
+                self.disable_layers()
                 self._enabled = False
+
+    def disable_layers(self) -> None:
+        """Gives layers their own forward methods back."""
+        with self._lock:
+            for layer in self._layers:
+                layer.kind.forward = layer.original
+            self._layers = []
 
     def is_enabled(self) -> bool:
         return self._enabled

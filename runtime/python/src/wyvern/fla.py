@@ -11,6 +11,12 @@ backends and are replaced by name in all modules that are imported. So are the s
 norms of the library's layers, which PyTorch computes where their tensors are on the CPU: layers run there as
 they are.
 
+``enable(layers=True)`` has ``GatedDeltaNet``, ``KimiDeltaAttention``, ``DeltaNet``, ``GatedDeltaProduct`` and
+``GatedDeltaNet2`` computed by :mod:`wyvern.layers` between their projections: convolution, operator and norm in one
+call. So they are without gradients, but for a step of decoding, where they have short convolutions and a
+``FusedRMSNormGated``; else as without it. Caches are theirs: the first column of a convolution's, which nothing reads,
+is 0.
+
 Calls with the library's ``cp_context`` are served too, forwards and backwards by Wyvern's exchange. Whether a call
 is declined then depends on nothing that may differ between ranks and shows before they exchange; an error
 afterwards is a ``wyvern.distributed.ContextError``, and no rank falls back.
@@ -18,14 +24,30 @@ afterwards is a ``wyvern.distributed.ContextError``, and no rank falls back.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import _fla_context, _fla_modules, ops
-from ._serving import Enabled, Pairs, Report, Switch, declined_on_cpu, on_cpu, replacement
+from ._torch import torch  # before what imports it by its own name
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _fla_context, _fla_modules, layers, ops
+from ._serving import (
+    Enabled,
+    Layer,
+    Pairs,
+    Report,
+    Switch,
+    declined_on_cpu,
+    is_plain,
+    on_cpu,
+    replacement,
+    serving_layer,
+)
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
 
@@ -44,7 +66,16 @@ _DISPATCHED = ("chunk_gated_delta_rule", "chunk_kda")
 _SWITCH = "FLA_WYVERN"
 
 
-def enable() -> Enabled:
+_LAYERS = {
+    "DeltaNet": "fla.layers.delta_net",
+    "GatedDeltaNet": "fla.layers.gated_deltanet",
+    "GatedDeltaNet2": "fla.layers.gdn2",
+    "GatedDeltaProduct": "fla.layers.gated_deltaproduct",
+    "KimiDeltaAttention": "fla.layers.kda",
+}
+
+
+def enable(layers: bool = False) -> Enabled:
     """Serves flash-linear-attention's operators from now on, for all threads of the process.
 
     Modules that imported the functions before have them replaced too. As a context manager it disables at
@@ -53,10 +84,13 @@ def enable() -> Enabled:
         with wyvern.fla.enable():
             loss = model(tokens).loss
 
+    layers: serve layers as a whole too, where a call has no gradient. Their calls of operators are other problems
+    then, with a convolution and a norm, for which neither the shipped plans nor those of ``tune --preset`` are.
+
     Raises:
         ImportError: flash-linear-attention 0.6 or later is not installed.
     """
-    return _switch.enable()
+    return _switch.enable(layers)
 
 
 def disable() -> None:
@@ -70,7 +104,8 @@ def is_enabled() -> bool:
 
 
 def report(reset: bool = False) -> Report:
-    """Counts of served calls by function, and of declined ones by function and reason.
+    """Counts of served calls by function (of wyvern.layers for whole layers), and of declined ones by function and
+    reason.
 
     reset: count from 0 again.
     """
@@ -105,7 +140,140 @@ def _find() -> Pairs:
     return pairs + others
 
 
-_switch = Switch(_find)
+def _find_layers() -> list[Layer]:
+    """The layers that are served as a whole."""
+    try:
+        kinds = [getattr(importlib.import_module(module), name) for name, module in _LAYERS.items()]
+        importlib.import_module("fla.layers.utils")
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"wyvern.fla needs flash-linear-attention 0.6 or later: pip install -U flash-linear-attention ({error})"
+        ) from error
+    return [
+        Layer(kind, kind.forward, serving_layer(kind.forward, functools.partial(_layer, own), is_enabled))
+        for kind, own in zip(kinds, (_OWN[name] for name in _LAYERS), strict=True)
+    ]
+
+
+_switch = Switch(_find, find_layers=_find_layers)
+
+
+Own = tuple[Callable[..., layers.LayerOutput], dict[str, Any]]
+"""A function of wyvern.layers, and the arguments that it has beside those of all."""
+
+
+def _gated_delta_net(layer: Any, x: Tensor) -> Own:
+    rates = {"a": layer.a_proj(x), "A_log": layer.A_log, "dt_bias": layer.dt_bias}
+    return layers.gated_delta_net, {**rates, "b": layer.b_proj(x), "state_v_first": True}
+
+
+def _kimi_delta(layer: Any, x: Tensor) -> Own:
+    rates = {"g": layer.f_proj(x), "A_log": layer.A_log, "dt_bias": layer.dt_bias, "b": layer.b_proj(x)}
+    return layers.kimi_delta, {**rates, "lower_bound": layer.lower_bound, "state_v_first": True}
+
+
+def _delta_net(layer: Any, x: Tensor) -> Own | None:
+    if layer.qk_activation != "silu" or layer.qk_norm != "l2" or not layer.use_beta:
+        return None
+    return layers.delta_net, {"b": layer.b_proj(x)}
+
+
+def _gated_delta_product(layer: Any, x: Tensor) -> Own:
+    names = ("a", "A_log", "dt_bias")
+    rates: dict[str, Any] = dict.fromkeys(names)
+    if layer.use_forget_gate:
+        rates = dict(zip(names, (layer.a_proj(x), layer.A_log, layer.dt_bias), strict=True))
+    return layers.gated_delta_product, {
+        **rates, "b": layer.b_proj(x), "num_householder": layer.num_householder,
+    }  # fmt: skip
+
+
+def _gdn2(layer: Any, x: Tensor) -> Own | None:
+    if layer.num_v_heads != layer.num_heads:  # whose rates are of heads of keys
+        return None
+    return layers.gdn2, {
+        "g": layer.f_proj(x), "b": layer.b_proj(x), "w": layer.w_proj(x), "A_log": layer.A_log,
+        "dt_bias": layer.dt_bias,
+    }  # fmt: skip
+
+
+_OWN: dict[str, Callable[[Any, Tensor], Own | None]] = {
+    "DeltaNet": _delta_net,
+    "GatedDeltaNet": _gated_delta_net,
+    "GatedDeltaNet2": _gdn2,
+    "GatedDeltaProduct": _gated_delta_product,
+    "KimiDeltaAttention": _kimi_delta,
+}
+
+
+def _is_whole(layer: Any) -> bool:
+    """Whether a layer has a convolution and a norm as wyvern.layers has them, and its modules do nothing else."""
+    modules = importlib.import_module("fla.modules")
+    if not layer.use_short_conv or (layer.training and layer.mode != "chunk"):
+        return False
+    convs = [layer.q_conv1d, layer.k_conv1d, layer.v_conv1d]
+    return (
+        is_plain(layer.o_norm, modules.FusedRMSNormGated)
+        and layer.o_norm.weight is not None
+        and all(is_plain(conv, modules.ShortConvolution) for conv in convs)
+        and all(conv.activation == convs[0].activation for conv in convs)
+        and all((conv.bias is None) == (convs[0].bias is None) for conv in convs)
+    )
+
+
+def _layer(
+    own: Callable[[Any, Tensor], Own | None],
+    layer: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    use_cache: bool | None = False,
+    output_attentions: bool | None = False,
+    **kwargs: Any,
+) -> tuple[Tensor, None, Any] | None:
+    """What the layer's forward gives, or None where wyvern.layers does not compute it."""
+    utils = importlib.import_module("fla.layers.utils")
+    if not _is_whole(layer) or (attention_mask is not None and attention_mask.dim() != 2):
+        return None
+    batch_size, q_len, _ = hidden_states.shape
+    last_state = utils.get_layer_cache(layer, past_key_values)
+    if last_state is not None and q_len == 1:
+        return None  # a step of decoding has an operator of its own
+    if last_state is not None and any(part is None for part in last_state["conv_state"] or [None]):
+        return None
+    x, indices, cu_seqlens = utils.unpad_hidden_states(
+        hidden_states, kwargs.get("cu_seqlens"), attention_mask, q_len
+    )
+    chosen = own(layer, x)
+    if chosen is None:
+        return None
+    function, arguments = chosen
+    projected = (layer.q_proj(x), layer.k_proj(x), layer.v_proj(x))
+    convs = [layer.q_conv1d, layer.k_conv1d, layer.v_conv1d]
+    if last_state is not None:
+        window = torch.cat([part[..., 1:] for part in last_state["conv_state"]], 1)
+        arguments["initial_conv_state"] = window.to(projected[0].dtype)
+        arguments["initial_state"] = last_state["recurrent_state"]
+    output, declined = _switch.counts.attempt(
+        function, projected, order="qkv", z=layer.g_proj(x),
+        heads=(layer.num_heads, getattr(layer, "num_v_heads", layer.num_heads)),
+        dims=(layer.head_k_dim, layer.head_v_dim), conv_weight=[conv.weight for conv in convs],
+        conv_bias=None if convs[0].bias is None else [conv.bias for conv in convs],
+        conv_activation=convs[0].activation, norm_weight=layer.o_norm.weight, norm_eps=layer.o_norm.eps,
+        norm_activation=layer.o_norm.activation, allow_neg_eigval=layer.allow_neg_eigval,
+        cu_seqlens=cu_seqlens, output_final_state=bool(use_cache), **arguments,
+    )  # fmt: skip
+    if declined is not None:
+        return None
+    conv_state: tuple[Tensor | None, ...] = (None, None, None)
+    if use_cache:
+        parts = output.final_conv_state.split([conv.weight.shape[0] for conv in convs], 1)
+        conv_state = tuple(F.pad(part, (1, 0)) for part in parts)
+    utils.update_layer_cache(
+        layer, past_key_values, recurrent_state=output.final_state, conv_state=conv_state, offset=q_len
+    )
+    o = utils.repad_hidden_states(layer.o_proj(output.o.flatten(2)), indices, batch_size, q_len)
+    return o, None, past_key_values
 
 
 def _backend(base: Any, functions: dict[str, Callable[..., Any]]) -> Any:

@@ -9,6 +9,10 @@ Ling 3 (Bailing hybrid), GLM-5.3-Flash and Qwen4-Exp have the same functions and
 transformers with one of these models; one whose module is missing is left out. Their modules' functions are
 replaced, so models that exist are served too. What Wyvern declines goes to the model's own function, which
 calls flash-linear-attention where that is installed, else PyTorch.
+
+``enable(layers=True)`` has the linear layers of Qwen3-Next, Qwen3.5 and Kimi Linear computed by :mod:`wyvern.layers`
+between their projections: convolution, operator and norm in one call. So they are without gradients, but for a step of
+decoding and where the cache records its past; else as without it. Caches are theirs.
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ._torch import torch
+from ._torch import torch  # before what imports it by its own name
+from torch import Tensor, nn
 
-from . import ops
-from ._serving import Enabled, Pairs, Report, Switch
+from . import layers, ops
+from ._serving import Enabled, Layer, Pairs, Report, Switch, is_plain, serving_layer
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
 
@@ -43,9 +48,16 @@ _FUNCTIONS = {
     "torch_chunk_gated_delta_rule": ops.chunk_gated_delta_rule,
     "torch_recurrent_gated_delta_rule": ops.fused_recurrent_gated_delta_rule,
 }
+# The linear layers' classes, by the module of their model.
+_LAYERS = {
+    "kimi_linear": "KimiLinearDeltaAttention",
+    "qwen3_5": "Qwen3_5GatedDeltaNet",
+    "qwen3_5_moe": "Qwen3_5MoeGatedDeltaNet",
+    "qwen3_next": "Qwen3NextGatedDeltaNet",
+}
 
 
-def enable() -> Enabled:
+def enable(layers: bool = False) -> Enabled:
     """Serves the models' delta rules from now on, for all threads of the process.
 
     As a context manager it disables at the end what it enabled::
@@ -53,10 +65,13 @@ def enable() -> Enabled:
         with wyvern.transformers.enable():
             tokens = model.generate(prompt)
 
+    layers: serve layers as a whole too, where a call has no gradient. Their calls of operators are other problems
+    then, with a convolution and a norm, for which neither the shipped plans nor those of ``tune --preset`` are.
+
     Raises:
         ImportError: transformers is not installed, or none of the models is in it.
     """
-    return _switch.enable()
+    return _switch.enable(layers)
 
 
 def disable() -> None:
@@ -70,8 +85,8 @@ def is_enabled() -> bool:
 
 
 def report(reset: bool = False) -> Report:
-    """Counts of served calls by function of wyvern.ops, of declined ones by function and reason, and of calls
-    that were traced, so that the model's own function computes.
+    """Counts of served calls by function of wyvern.ops (of wyvern.layers for whole layers), of declined ones by
+    function and reason, and of calls that were traced, so that the model's own function computes.
 
     reset: count from 0 again.
     """
@@ -100,7 +115,103 @@ def _find() -> Pairs:
     return found
 
 
-_switch = Switch(_find)
+def _find_layers() -> list[Layer]:
+    """The layers that are served as a whole; of a model that is missing none."""
+    found = []
+    for model, name in _LAYERS.items():
+        try:
+            module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+            kind = getattr(module, name)
+        except (ImportError, AttributeError):
+            continue
+        function = functools.partial(_layer, module, _kimi_delta if "Kimi" in name else _gated_delta_net)
+        found.append(Layer(kind, kind.forward, serving_layer(kind.forward, function, is_enabled)))
+    return found
+
+
+_switch = Switch(_find, find_layers=_find_layers)
+
+
+Own = tuple[Callable[..., layers.LayerOutput], Tensor, dict[str, Any]]
+"""A function of wyvern.layers, the projection of q, k and v, and the arguments that it has beside those of all."""
+
+
+def _gated_delta_net(module: Any, layer: Any, x: Tensor) -> Own:
+    if hasattr(layer, "in_proj_qkvz"):  # heads of keys, each with what belongs to it
+        *rows, z, b, a = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(x), layer.in_proj_ba(x))
+        qkv = torch.cat([part.flatten(2) for part in rows], -1)
+    else:
+        qkv, z, b, a = (
+            projection(x)
+            for projection in (layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a)
+        )
+    return layers.gated_delta_net, qkv, {
+        "heads": (layer.num_k_heads, layer.num_v_heads), "dims": (layer.head_k_dim, layer.head_v_dim),
+        "z": z, "b": b, "a": a, "A_log": layer.A_log, "dt_bias": layer.dt_bias,
+    }  # fmt: skip
+
+
+def _kimi_delta(module: Any, layer: Any, x: Tensor) -> Own | None:
+    gate = layer.forget_gate
+    if not is_plain(gate, module.KimiLinearForgetGate):
+        return None
+    qkv = torch.cat([projection(x) for projection in (layer.q_proj, layer.k_proj, layer.v_proj)], -1)
+    return layers.kimi_delta, qkv, {
+        "heads": (layer.num_heads,) * 2, "dims": (layer.head_dim,) * 2, "z": layer.g_b_proj(layer.g_a_proj(x)),
+        "b": layer.b_proj(x), "g": gate.f_b_proj(gate.f_a_proj(x)), "A_log": gate.A_log.flatten(),
+        "dt_bias": gate.dt_bias,
+    }  # fmt: skip
+
+
+def _layer(
+    module: Any,
+    own: Callable[[Any, Any, Tensor], Own | None],
+    layer: Any,
+    hidden_states: Tensor,
+    cache_params: Any = None,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """What the forward of a layer of module gives, or None where wyvern.layers does not compute it."""
+    bounds, at, is_kimi = kwargs.get("cu_seq_lens_q"), layer.layer_idx, own is _kimi_delta
+    # Their convolution knows a pack by seq_idx; Kimi Linear's layers know none.
+    if (bounds is None) != (kwargs.get("seq_idx") is None) or (
+        bounds is not None and (is_kimi or cache_params is not None)
+    ):
+        return None
+    norm = layer.o_norm if is_kimi else layer.norm
+    kinds = (getattr(module, name) for name in vars(module) if name.endswith("RMSNormGated"))
+    if not is_plain(layer.conv1d, nn.Conv1d) or not any(is_plain(norm, kind) for kind in kinds):
+        return None
+    states: dict[str, Tensor | None] = {"initial_conv_state": None, "initial_state": None}
+    if cache_params is not None:
+        window = cache_params.get_conv_state(at, state_idx=0)
+        state = cache_params.get_recurrent_state(at, state_idx=0)
+        if cache_params.is_recording_past(at) or (window is None) != (state is None):
+            return None
+        if window is not None:
+            if hidden_states.shape[1] == 1:
+                return None  # a step of decoding has an operator of its own
+            window = window[..., 1 - layer.conv_kernel_size :].clone()  # of what is updated in place below
+            states = {"initial_conv_state": window, "initial_state": state}
+    chosen = own(module, layer, module.apply_mask_to_padding_states(hidden_states, attention_mask))
+    if chosen is None:
+        return None
+    function, qkv, arguments = chosen
+    output, declined = _switch.counts.attempt(
+        function, qkv, order="qkv", **arguments, conv_weight=layer.conv1d.weight, conv_bias=layer.conv1d.bias,
+        conv_activation=layer.activation, norm_weight=norm.weight, norm_eps=norm.variance_epsilon,
+        norm_activation=norm.activation, cu_seqlens=bounds, **states,
+        output_final_state=cache_params is not None,
+    )  # fmt: skip
+    if declined is not None:
+        return None
+    if cache_params is not None:
+        W = layer.conv_kernel_size
+        cache_params.update_conv_state(qkv[:, -W:].mT, at, conv_kernel_size=W)
+        cache_params.update_recurrent_state(output.final_state, at)
+    return (layer.o_proj if is_kimi else layer.out_proj)(output.o.flatten(2))
+
 
 # What parameters of theirs are called here.
 _NAMES = {"query": "q", "key": "k", "value": "v"}
