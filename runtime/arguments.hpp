@@ -14,7 +14,7 @@ namespace wyvern {
 /// inputs, wyvern::backward output gradients too, wyvern::update what is beside them, updated or an
 /// output.
 enum class Passing : std::uint8_t {
-  required,         ///< an input that is always there
+  required,         ///< an input that is always there but for problems with `summary`
   input,            ///< an optional input; its gradient, where there is one, is "d" + name
   output_gradient,  ///< an input of the backward pass alone
   beside,           ///< an input of an update alone
@@ -22,6 +22,7 @@ enum class Passing : std::uint8_t {
   kept,             ///< for the backward pass: an output forwards, an input backwards
   output,           ///< an output, and of an update a tensor of the caller that it writes
   gradient,         ///< an output of the backward pass
+  summary,          ///< an output of problems with `summary`, which these operators do not prepare
 };
 
 /// What dtypes a tensor may have.
@@ -97,6 +98,8 @@ inline constexpr auto kArguments = [] {
       {"dnorm_weight", &A::dnorm_weight, gradient},
       {"dnorm_gate", &A::dnorm_gate, gradient},
       {"dinitial_state", &A::dinitial_state, gradient},
+      {"summary", &A::summary, summary},
+      {"dsummary", &A::dsummary, summary},
   });
 }();
 

@@ -64,7 +64,8 @@ class Cheapest {
     try_shortest_path({BT, 0});
     const Workload work = work_of(sizes_, target_, {BT, 0}, Rows::tokens);
     for (const std::int64_t SEG : segment_lengths(target_.device))
-      if (work.longest * problem_.num_householder >= 2 * SEG * BT) try_shortest_path({BT, SEG});
+      if (problem_.summary || work.longest * problem_.num_householder >= 2 * SEG * BT)
+        try_shortest_path({BT, SEG});
   }
 
   const std::optional<Plan>& plan() const { return plan_; }
@@ -185,9 +186,9 @@ Constants problem_constants(const Problem& problem) {
   c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;
   c.U_DTYPE = u_dtype(problem);
   // Constants of a fold as a stage on its own; bind_fold() replaces them by the options of a Fold.
-  c.TRANSITION = true;
+  if (!problem.summary) c.TRANSITION = true;
   c.BACKWARDS = problem.pass == Pass::backward;
-  c.SUMMARY_COLUMNS = problem.V + problem.K;
+  c.SUMMARY_COLUMNS = problem.V + (c.TRANSITION ? problem.K : 0);
   const Values own = definition.constants(problem);
   return own.empty() ? c : c.with(own);
 }

@@ -281,6 +281,27 @@ void check_batch_invariant(const Problem& p) {
         "tokens");
 }
 
+void check_summary(const Problem& p) {
+  if (p.transition && !p.summary) bad("transition", "true", "false unless summary is true");
+  if (!p.summary) return;
+  const bool backward = p.pass == Pass::backward;
+  const auto refuse = [](bool given, std::string_view why) {
+    if (given) bad("summary", "true", fmt::format("false with {}", why));
+  };
+  refuse(p.inplace_state || p.state_index,
+         "inplace_state or state_index: it reads and writes no pool");
+  refuse(has_checkpoints(p), "checkpoints: it has states at the ends of sequences alone");
+  refuse(p.disable_recompute, "disable_recompute: it keeps nothing for a backward pass");
+  refuse(p.return_intermediate_states,
+         "return_intermediate_states: it has states at the ends of sequences alone");
+  refuse(p.batch_invariant, "batch_invariant: its sums depend on the plan's segments");
+  refuse(p.output_norm.has_value(), "output_norm: it has no o");
+  refuse(p.short_conv.has_value(), "short_conv: it takes rows as the operator does");
+  refuse(p.output_final_state && !backward,
+         "output_final_state in the forward pass: R is the final state");
+  refuse(p.initial_state && backward, "initial_state in the backward pass, which reads no state");
+}
+
 void check_options(const Problem& p, const OperatorFacts& op) {
   if (p.scale && !std::isfinite(*p.scale)) bad("scale", *p.scale, "finite");
   if (p.chunk_size && *p.chunk_size != 16 && *p.chunk_size != 32 && *p.chunk_size != 64 &&
@@ -298,6 +319,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   check_checkpoints(p);
   check_state_scale(p, op);
   check_batch_invariant(p);
+  check_summary(p);
   if (p.disable_recompute && p.return_intermediate_states)
     bad("return_intermediate_states", "true",
         "false with disable_recompute, which returns the states as h");

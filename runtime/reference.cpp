@@ -281,8 +281,48 @@ void run_forward(const Context& c, Task task, Reference& result) {
     write_slot(c, result, slots->to, task.head, S);
 }
 
+/// S [K, p.V] becomes the state after the tokens of one head.
+void apply_tokens(const Context& c, const Problem& p, const Arguments& host, Task task,
+                  Doubles& S) {
+  const auto recurrence = c.definition.recurrence(p, host, task.n, task.head);
+  Doubles out = zeros(p.V);
+  for (std::int64_t at = c.offsets[index(task.n)]; at < c.offsets[index(task.n) + 1]; ++at)
+    recurrence->step(at, S, out);
+}
+
+/// One head's map of states: R from the initial state, M from the identity without values.
+void run_summary(const Context& c, Task task, Reference& result) {
+  const Problem& p = c.p;
+  Doubles R = starting_state(c, task, task.n), M;
+  apply_tokens(c, p, c.host, task, R);
+  if (p.transition) {
+    Problem keys = p;
+    keys.V = p.K;
+    Arguments no_values = c.host;
+    no_values.v = no_values.write = {};
+    M = zeros(p.K * p.K);
+    for (std::int64_t k = 0; k < p.K; ++k) M[index(k * p.K + k)] = 1;
+    apply_tokens(c, keys, no_values, task, M);
+  }
+  const std::int64_t columns = p.V + (p.transition ? p.K : 0);
+  auto to = result.at("summary").begin() + (task.n * p.HV + task.head) * p.K * columns;
+  for (std::int64_t k = 0; k < p.K; ++k) {
+    to = std::copy_n(R.begin() + k * p.V, p.V, to);
+    if (p.transition) to = std::copy_n(M.begin() + k * p.K, p.K, to);
+  }
+}
+
+Reference summary(const Context& c, unsigned threads) {
+  const Problem& p = c.p;
+  Reference result;
+  result["summary"] = zeros(p.N * p.HV * p.K * (p.V + (p.transition ? p.K : 0)));
+  for_each_task(p, threads, [&](Task task) { run_summary(c, task, result); });
+  return result;
+}
+
 Reference forward(const Context& c, unsigned threads) {
   const Problem& p = c.p;
+  if (p.summary) return summary(c, threads);
   const std::int64_t one = p.HV * p.K * p.V;
   Reference result;
   result["o"] = zeros(p.B * p.T * p.HV * p.V);
@@ -333,7 +373,9 @@ Doubles sum_sequences(const Doubles& parts, std::int64_t width) {
 class Gradients final : public GradientRows {
  public:
   explicit Gradients(const Context& c) : c_(c) {
-    const std::vector<TensorSpec> specs = tensor_specs(c.p);
+    Problem whole = c.p;
+    whole.summary = false;  // the recurrence writes the gradients that no one asked for too
+    const std::vector<TensorSpec> specs = tensor_specs(whole);
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const TensorRule* rule = c.definition.rule(i);
       if (rule == nullptr || rule->role != TensorRole::output || !specs[i].present) continue;
@@ -430,6 +472,8 @@ class Adjoint {
       for (std::int64_t at = end - 1; at >= begin; --at) step_back(at, index(at - begin));
     }
     if (p_.initial_state) c_.layout.write(result_.at("dinitial_state"), which(), dS_);
+    if (p_.summary)
+      std::ranges::copy(dS_, result_.at("dsummary").begin() + which() * c_.layout.size());
   }
 
  private:
@@ -486,8 +530,9 @@ Reference backward(const Context& c, unsigned threads) {
   Gradients gradients(c);
   Reference result;
   if (p.initial_state) result["dinitial_state"] = zeros(p.N * p.HV * p.K * p.V);
+  if (p.summary) result["dsummary"] = zeros(p.N * p.HV * p.K * p.V);
   for_each_task(p, threads, [&](Task task) { Adjoint(c, task, result, gradients).run(); });
-  gradients.finish(result);
+  if (!p.summary) gradients.finish(result);
   return result;
 }
 
@@ -556,11 +601,11 @@ double error_bound(const Problem& problem, std::string_view name) {
     double bits16, fp32, tf32;
   };
   constexpr Row kRows[] = {
-      {{"o", "o_raw", "final_state", "intermediate_states", "state", "checkpoints"},
+      {{"o", "o_raw", "final_state", "intermediate_states", "state", "checkpoints", "summary"},
        5e-3,
        1e-5,
        1e-3},
-      {{"dq", "dk", "dv", "dinitial_state"}, 8e-3, 2e-5, 2e-3},
+      {{"dq", "dk", "dv", "dinitial_state", "dsummary"}, 8e-3, 2e-5, 2e-3},
       {{"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias", "dnorm_weight", "dnorm_gate"},
        2e-2,
        5e-5,

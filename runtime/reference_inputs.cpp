@@ -152,6 +152,7 @@ HeadReader::HeadReader(const Problem& p, const Arguments& a, std::int64_t head)
 }
 
 void HeadReader::load_query(std::int64_t at, std::span<double> q) const {
+  if (!host_.q.present()) return std::fill(q.begin(), q.end(), 0.0);
   load_row(host_.q, (at * problem_.H + key_head_) * problem_.K, q);
   normalize(problem_, q);
 }
@@ -162,6 +163,7 @@ void HeadReader::load_key(std::int64_t row, std::span<double> k) const {
 }
 
 void HeadReader::load_value(std::int64_t row, std::span<double> v) const {
+  if (!host_.v.present()) return std::fill(v.begin(), v.end(), 0.0);
   load_row(host_.v, (row * problem_.HV + head_) * problem_.V, v);
 }
 

@@ -25,7 +25,7 @@
   X(STATE_COLS, "columns of a state as the caller has it: V, or K with STATE_V_FIRST")      \
   X(STEPS, "Householder steps a token; rows of k, v and beta are tokens times steps")         \
   X(CHECKPOINT_EVERY, "tokens between a sequence's checkpoints; 0: none at fixed intervals") \
-  X(SUMMARY_COLUMNS, "columns of a range's summary: V of R, and with TRANSITION K of M")    \
+  X(SUMMARY_COLUMNS, "columns of a summary: V of R, and with TRANSITION K of M")    \
   X(CONV_WIDTH, "rows of q, k and v that a convolved row is made of")                        \
   X(CONV_CHANNELS, "channels that are convolved: of q, of each step of k, of each step of v") \
   X(CONV_COLUMNS, "rows before a sequence's first: CONV_WIDTH - 1")
@@ -79,8 +79,9 @@
   X(CONV_INITIAL, "rows before each sequence's first are given")                             \
   X(CONV_FINAL, "each sequence's last rows are written")                                     \
   X(KEEP_OUTPUT, "with OUTPUT_NORM: o before the norm is written too")                        \
-  X(TRANSITION, "summaries of ranges hold M beside R")                                        \
+  X(TRANSITION, "summaries hold M beside R")                                        \
   X(BACKWARDS, "gradients of states go through ranges from last to first")                  \
+  X(SUMMARY, "maps of all segments are found, for a summary of their sequence")               \
   X(FIRST_STEP, "a per-token row belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \

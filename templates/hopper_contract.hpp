@@ -85,11 +85,16 @@ inline double scan_cost(cost::Pace pace, std::int64_t columns, const Spec& s, co
   return cost::scans(pace, longest, chunks, limits, even);
 }
 
-/// The same for all segments but each sequence's last.
+/// Segments whose maps are found: all but each sequence's last, with SUMMARY all.
+inline std::int64_t mapped_segments(const Spec& s, const Extents& e) {
+  return e.NS - (s.SUMMARY ? 0 : e.N);
+}
+
+/// The same for these segments.
 inline double segment_cost(cost::Pace pace, std::int64_t columns, const Spec& s, Workload w,
                            const Limits& limits) {
-  w.extents.NS -= w.extents.N;
-  w.extents.NT = w.extents.NS * w.shape.SEG;
+  w.extents.NS = mapped_segments(s, w.extents);
+  if (!s.SUMMARY) w.extents.NT = w.extents.NS * w.shape.SEG;
   return scan_cost(pace, columns, s, w, limits);
 }
 

@@ -84,6 +84,9 @@ inline constexpr Argument segment_state{"segment_state", Access::in, DType::fp32
 inline constexpr Argument summaries{"summaries", Access::in, DType::fp32, {N, HV, K, SUMMARY_COLUMNS}};
 inline constexpr Argument order{"order", Access::in, DType::int32, {N}};
 inline constexpr Argument range_states{"range_states", Access::out, DType::fp32, {N, HV, K, V}};
+// For each sequence the same, and the gradient of the state that enters it.
+inline constexpr Argument summary{"summary", Access::out, DType::fp32, {N, HV, K, SUMMARY_COLUMNS}};
+inline constexpr Argument dsummary{"dsummary", Access::out, DType::fp32, {N, HV, K, V}};
 inline constexpr Argument o{"o", Access::out, DTYPE, {B, T, HV, V}};
 
 // Gradients.

@@ -16,8 +16,8 @@ import sys
 
 # What shares a bound (runtime/SPECIFICATION.md, section 5), by pass.
 COLUMNS = (
-    ("forward", ("forward", {"o", "o_raw", "final_state", "intermediate_states"})),
-    ("backward: q k v", ("backward", {"dq", "dk", "dv", "dinitial_state"})),
+    ("forward", ("forward", {"o", "o_raw", "final_state", "intermediate_states", "summary"})),
+    ("backward: q k v", ("backward", {"dq", "dk", "dv", "dinitial_state", "dsummary"})),
     ("backward: gates", ("backward", {"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias",
                                       "dnorm_weight", "dnorm_gate"})),
     ("recurrent", ("recurrent", {"o", "final_state", "state"})),
@@ -52,6 +52,7 @@ KINDS = (
     ("output_norm silu", "output_norm sigmoid", "keep_output"),
     ("short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none"),
     ("conv_bias", "conv_weight as q", "initial_conv_state", "output_conv_state"),
+    ("summary", "transition"),
 )
 
 

@@ -42,7 +42,8 @@ struct Products {
 Products products_of(const Problem& p) {
   const double n = real(p.num_householder);
   if (p.pass == Pass::recurrent) return {4 * n + 2, 0, 0, 0, 0};
-  if (p.pass == Pass::forward) return {4 * n + 2, 2 * n + 2, 0, 2 * n + 2, 2 * n};
+  if (p.summary && p.pass == Pass::forward) return {4 * n, 2 * n, 0, 2 * n, 2 * n};
+  if (p.pass == Pass::forward || p.summary) return {4 * n + 2, 2 * n + 2, 0, 2 * n + 2, 2 * n};
   if (p.disable_recompute) return {8 * n + 4, 4 * n + 4, 6 * n + 4, 2 * n + 2, 0};
   return {12 * n + 4, 6 * n + 4, 8 * n + 4, 2 * n + 2, 2 * n};
 }
@@ -163,10 +164,13 @@ void add_gate_sums(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   add_sums(p, stages, uses);
 }
 
-void add_intra(const ChunkedStages& stages, Uses& uses) {
-  uses.push_back({stages.intra, {}, {}});
-  uses.push_back({&stages::solve_tril, {}, {}});
-  uses.push_back({stages.recompute, {}, {}});
+void add_intra(const ChunkedStages& stages, Uses& uses, const Names& names) {
+  for (const StageDefinition* stage : {stages.intra, &stages::solve_tril, stages.recompute}) {
+    StageUse use{stage, {}, {}};
+    for (const auto& [name, other] : names)
+      if (stage->find(name) != nullptr) use.rename.emplace(name, other);
+    uses.push_back(std::move(use));
+  }
 }
 
 void add_forward_scan(const Problem& p, Uses& uses) {
@@ -244,8 +248,51 @@ void add_gate_gradient(const Problem& p, const ChunkedStages& stages, Uses& uses
   add_raw_gate_gradient(p, stages, uses);
 }
 
+void add_forward_summary(Uses& uses) {
+  uses.push_back({&stages::fwd_h_segment, {}, {}});
+  uses.push_back({&stages::fwd_h_summary, {}, {}});
+}
+
+void add_reverse_summary(const ChunkedStages& stages, Uses& uses) {
+  uses.push_back({stages.dv_local, {}, {}});
+  uses.push_back({&stages::bwd_dhu_segment, {}, {}});
+  uses.push_back({&stages::bwd_dhu_summary, {}, {}});
+}
+
+namespace {
+
+/// The list of a problem with `summary`: an optional kernel finds the maps of segments in the place
+/// of all stages up to them.
+Uses summary_stages(const Problem& p, const ChunkedStages& stages) {
+  const bool forward = p.pass == Pass::forward;
+  Uses uses;
+  add_chunk_tables(p, uses);
+  const std::size_t group = uses.size();
+  if (forward && stages.segment != nullptr)
+    add_group({{stages.segment, {{"share_M", "segment_M"}, {"share_R", "segment_R"}}, {}}}, uses);
+  if (!forward && stages.scans_segment != nullptr)
+    add_group({{stages.scans_segment,
+                {{"v", "do"}, {"share_dM", "segment_dM"}, {"share_dR", "segment_dR"}},
+                {}}},
+              uses);
+  if (!forward) add_row_scales(p, "q", uses);
+  add_row_scales(p, "k", uses);
+  add_gate_sums(p, stages, uses);
+  // Nothing reads what is made of queries, or of values: others are in their place.
+  add_intra(stages, uses, forward ? Names{{"q", "k"}, {"q_rstd", "k_rstd"}} : Names{{"v", "do"}});
+  if (forward)
+    add_forward_summary(uses);
+  else
+    add_reverse_summary(stages, uses);
+  if (uses[group].optional_group != 0) uses[group].replaces = uses.size() - group - 2;
+  return uses;
+}
+
+}  // namespace
+
 Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   if (p.pass == Pass::recurrent) return {{stages.recurrent, {}, {}}};
+  if (p.summary) return summary_stages(p, stages);
   Uses uses;
   add_chunk_tables(p, uses);
   if (p.pass == Pass::forward)
@@ -284,7 +331,7 @@ std::span<const std::int64_t> ChunkedDeltaRule::chunk_sizes(const Problem& p,
 
 double chunked_flops(const Problem& p) {
   const Products n = products_of(p);
-  const double K = real(p.K), V = real(p.V);
+  const double K = real(p.K), V = real(p.V + (p.transition ? p.K : 0));
   const double longest = p.N > 0 ? std::ceil(steps_of(p) / real(p.N)) : 0;
   const double C = std::min(real(kept_chunk_size(p)), longest);
   const double shared =
@@ -294,7 +341,7 @@ double chunked_flops(const Problem& p) {
 }
 
 double chunked_rebuilt_bytes(const Problem& p) {
-  if (p.pass != Pass::backward || p.disable_recompute || tokens_of(p) == 0) return 0;
+  if (p.pass != Pass::backward || p.summary || p.disable_recompute || tokens_of(p) == 0) return 0;
   const double chunks = std::max(steps_of(p) / real(kept_chunk_size(p)), real(p.N));
   return 2 * chunks * real(p.HV * p.K) * real(p.V) *
          real(static_cast<std::int64_t>(size_of(p.dtype)));

@@ -2,6 +2,8 @@
 // work. An operator's stages() puts parts together, or replaces one by its own.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,13 +67,18 @@ void add_gate(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 void add_sums(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// The gate and its sums.
 void add_gate_sums(const Problem& problem, const ChunkedStages& stages, Uses& uses);
-/// The intra-chunk part, up to W and U.
-void add_intra(const ChunkedStages& stages, Uses& uses);
+using Names = std::map<std::string, std::string, std::less<>>;
+/// The intra-chunk part, up to W and U. `names` has tensors in the place of others.
+void add_intra(const ChunkedStages& stages, Uses& uses, const Names& names = {});
 /// The forward scan over chunks; templates cover its three stages at once, or each.
 void add_forward_scan(const Problem& problem, Uses& uses);
+/// The same for a problem with `summary`.
+void add_forward_summary(Uses& uses);
 void add_output(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// dv of a chunk, and the reverse scan.
 void add_reverse_scan(const ChunkedStages& stages, Uses& uses);
+/// The same for a problem with `summary`.
+void add_reverse_summary(const ChunkedStages& stages, Uses& uses);
 /// Gradients of q, k, v, beta and the summed gates.
 void add_chunk_gradients(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// The name of the gradient of `x` (q or k) in that stage: dq, or dq_heads where add_row_gradient()
@@ -109,6 +116,8 @@ Uses chunked_stages(const Problem& problem, const ChunkedStages& stages);
 ///     less W S, K^T V', U, W and the inverse if the forward pass wrote them
 ///   recurrent
 ///     (4 n + 2) K V             S^T k, k u^T, and S^T q
+///   forward, summary: without the products of Q, and with transition V + K in the place of V
+///   backward, summary: as forward
 /// K = V = 128, bf16, n = 1, HV/H = 1, 2, 4: forward 172, 156 and 147 kFLOP and 1030, 774 and 646
 /// bytes, backward 483 kFLOP and 2828 bytes (HV = H).
 double chunked_flops(const Problem& problem);

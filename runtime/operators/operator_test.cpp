@@ -39,6 +39,10 @@ std::vector<Problem> problems_of(const OperatorFacts& op) {
       if (pass == Pass::recurrent) continue;
       p.disable_recompute = true;
       problems.push_back(p);
+      p.disable_recompute = false;
+      p.summary = true, p.transition = pass == Pass::forward && everything;
+      (pass == Pass::forward ? p.output_final_state : p.initial_state) = false;
+      problems.push_back(p);
     }
   return problems;
 }
@@ -95,7 +99,7 @@ TEST_P(EveryOperator, TensorsArePassedByTheirRoles) {
       switch (tensor.passing) {
         case Passing::required:
           EXPECT_EQ(rule->role, TensorRole::input);
-          EXPECT_TRUE(rule->present(p));
+          EXPECT_TRUE(rule->present(p) || p.summary);
           break;
         case Passing::input: EXPECT_EQ(rule->role, TensorRole::input); break;
         case Passing::output_gradient:
@@ -115,6 +119,10 @@ TEST_P(EveryOperator, TensorsArePassedByTheirRoles) {
         case Passing::gradient:
           EXPECT_EQ(rule->role, TensorRole::output);
           EXPECT_LE(rule->present(p), p.pass == Pass::backward);
+          break;
+        case Passing::summary:
+          EXPECT_EQ(rule->role, TensorRole::output);
+          EXPECT_LE(rule->present(p), p.summary);
           break;
       }
       const DType dtype = rule->dtype(p);
@@ -140,10 +148,11 @@ TEST_P(EveryOperator, StagesAreJoinedByTensorsThatTheyHave) {
     }
 }
 
-/// Every input but integers has a gradient of its shape where the pass is backward.
+/// Every input but integers has a gradient of its shape where the pass is backward, of a summary
+/// none.
 TEST_P(EveryOperator, GradientsLookLikeTheirInputs) {
   for (const Problem& p : problems_of(facts())) {
-    if (p.pass != Pass::backward) continue;
+    if (p.pass != Pass::backward || p.summary) continue;
     for (const TensorSpec& spec : tensor_specs(p)) {
       if (!spec.present || spec.access != TensorAccess::out) continue;
       const TensorRule& input = GetParam()->rule(spec.name.substr(1));

@@ -41,6 +41,7 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   set(TensorDim::conv_channels, conv_channels(p));
   set(TensorDim::conv_width, p.short_conv.value_or(0));
   set(TensorDim::conv_columns, p.short_conv.value_or(1) - 1);
+  set(TensorDim::summary_columns, p.V + (p.transition ? p.K : 0));
   return extents;
 }
 
@@ -78,13 +79,16 @@ std::string_view symbol(TensorDim dim, const Problem& p) {
     case TensorDim::conv_channels: return "C";
     case TensorDim::conv_width: return "W";
     case TensorDim::conv_columns: return "W-1";
+    case TensorDim::summary_columns: return p.transition ? "V+K" : "V";
   }
   return "?";
 }
 
 DType dtype_of_gates(const Problem& p) { return p.g_dtype; }
 DType dtype_of_states(const Problem& p) { return p.state_dtype; }
-bool outside_backward(const Problem& p) { return p.pass != Pass::backward; }
+bool outside_forward_summary(const Problem& p) { return !p.summary || p.pass != Pass::forward; }
+bool outside_backward_summary(const Problem& p) { return !p.summary || p.pass != Pass::backward; }
+bool with_output(const Problem& p) { return p.pass != Pass::backward && !p.summary; }
 bool with_gate(const Problem& p) { return p.has_g; }
 bool with_rate(const Problem& p) { return p.has_g && p.use_gate_in_kernel && p.has_A_log; }
 bool with_bias(const Problem& p) { return p.has_g && p.use_gate_in_kernel && p.has_dt_bias; }
@@ -115,6 +119,7 @@ DType always_fp32(const Problem&) { return DType::fp32; }
 bool always(const Problem&) { return true; }
 bool in_backward(const Problem& p) { return p.pass == Pass::backward; }
 bool with_kept(const Problem& p) { return p.disable_recompute; }
+bool with_gradients(const Problem& p) { return in_backward(p) && !p.summary; }
 
 TensorRules row_tensors(TensorDim rows) {
   const Dims query{TensorDim::B, TensorDim::T, TensorDim::H, TensorDim::K},
@@ -122,14 +127,14 @@ TensorRules row_tensors(TensorDim rows) {
   const Dims value{TensorDim::B, rows, TensorDim::HV, TensorDim::V},
       out{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V};
   return {
-      {"q", input, directions, query, dtype_of_rows, always, kStrided},
+      {"q", input, directions, query, dtype_of_rows, outside_forward_summary, kStrided},
       {"k", input, directions, key, dtype_of_rows, always, kStrided},
-      {"v", input, values, value, dtype_of_rows, always, kStrided},
+      {"v", input, values, value, dtype_of_rows, outside_backward_summary, kStrided},
       {"do", input, values, out, dtype_of_rows, in_backward, kStrided},
-      {"o", output, computed, out, dtype_of_rows, outside_backward, kStrided},
-      {"dq", output, computed, query, dtype_of_rows, in_backward},
-      {"dk", output, computed, key, dtype_of_rows, in_backward},
-      {"dv", output, computed, value, dtype_of_rows, in_backward},
+      {"o", output, computed, out, dtype_of_rows, with_output, kStrided},
+      {"dq", output, computed, query, dtype_of_rows, with_gradients},
+      {"dk", output, computed, key, dtype_of_rows, with_gradients},
+      {"dv", output, computed, value, dtype_of_rows, with_gradients},
   };
 }
 
@@ -137,7 +142,7 @@ TensorRules beta_tensors(TensorDim rows) {
   const Dims dims{TensorDim::B, rows, TensorDim::HV};
   return {
       {"beta", input, rates, dims, dtype_of_rates, always, kStrided},
-      {"dbeta", output, computed, dims, dtype_of_rates, in_backward},
+      {"dbeta", output, computed, dims, dtype_of_rates, with_gradients},
   };
 }
 
@@ -149,11 +154,11 @@ TensorRules gate_tensors(std::initializer_list<TensorDim> channels) {
       {"A_log", input, gate_rates, rate, always_fp32, with_rate},
       {"dt_bias", input, gate_biases, bias, always_fp32, with_bias},
       {"dg", output, computed, gate, dtype_of_gates,
-       [](const Problem& p) { return in_backward(p) && with_gate(p); }},
+       [](const Problem& p) { return with_gradients(p) && with_gate(p); }},
       {"dA_log", output, computed, rate, always_fp32,
-       [](const Problem& p) { return in_backward(p) && with_rate(p); }},
+       [](const Problem& p) { return with_gradients(p) && with_rate(p); }},
       {"ddt_bias", output, computed, bias, always_fp32,
-       [](const Problem& p) { return in_backward(p) && with_bias(p); }},
+       [](const Problem& p) { return with_gradients(p) && with_bias(p); }},
   };
 }
 
@@ -237,6 +242,18 @@ TensorRules state_tensors() {
        }},
       {"dinitial_state", output, computed, each, always_fp32,
        [](const Problem& p) { return in_backward(p) && p.initial_state; }},
+      {"summary",
+       output,
+       computed,
+       {TensorDim::N, TensorDim::HV, TensorDim::K, TensorDim::summary_columns},
+       always_fp32,
+       [](const Problem& p) { return !in_backward(p) && p.summary; }},
+      {"dsummary",
+       output,
+       computed,
+       {TensorDim::N, TensorDim::HV, TensorDim::K, TensorDim::V},
+       always_fp32,
+       [](const Problem& p) { return in_backward(p) && p.summary; }},
   };
 }
 

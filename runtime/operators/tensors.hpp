@@ -23,20 +23,21 @@ enum class TensorDim : std::uint8_t {
   V,
   N,
   N_plus_1,
-  NT,             ///< chunk slots of kept_chunk_size() rows of k
-  C,              ///< kept_chunk_size()
-  slots,          ///< state_slots with state_index, else N
-  index_columns,  ///< index_columns; where it is 0 the tensor does not have the dimension
-  drafts,         ///< draft_tokens_of() in the recurrent pass; elsewhere as index_columns
-  states_inside,  ///< NT, or intermediate_rows in the recurrent pass
-  checkpoints,    ///< checkpoint_rows()
-  state_rows,     ///< K, or V with state_v_first
-  state_columns,  ///< V, or K with state_v_first
-  conv_channels,  ///< conv_channels()
-  conv_width,     ///< short_conv
-  conv_columns,   ///< short_conv - 1
+  NT,               ///< chunk slots of kept_chunk_size() rows of k
+  C,                ///< kept_chunk_size()
+  slots,            ///< state_slots with state_index, else N
+  index_columns,    ///< index_columns; where it is 0 the tensor does not have the dimension
+  drafts,           ///< draft_tokens_of() in the recurrent pass; elsewhere as index_columns
+  states_inside,    ///< NT, or intermediate_rows in the recurrent pass
+  checkpoints,      ///< checkpoint_rows()
+  state_rows,       ///< K, or V with state_v_first
+  state_columns,    ///< V, or K with state_v_first
+  conv_channels,    ///< conv_channels()
+  conv_width,       ///< short_conv
+  conv_columns,     ///< short_conv - 1
+  summary_columns,  ///< V, or V + K with transition
 };
-inline constexpr std::size_t kDims = 21;
+inline constexpr std::size_t kDims = 22;
 
 /// A shape in symbols.
 struct Dims {
@@ -101,7 +102,8 @@ DType dtype_of_rates(const Problem& problem);  ///< Problem::beta_dtype
 DType always_fp32(const Problem& problem);
 bool always(const Problem& problem);
 bool in_backward(const Problem& problem);
-bool with_kept(const Problem& problem);  ///< disable_recompute
+bool with_kept(const Problem& problem);       ///< disable_recompute
+bool with_gradients(const Problem& problem);  ///< of inputs: in_backward, without `summary`
 
 // Groups of rules that operators put together. Each is a whole subject: a new operator that differs
 // in one replaces the group.

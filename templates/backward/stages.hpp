@@ -37,7 +37,7 @@ namespace wyvern::stages {
 // A plan with the two stages before `delta_scans` splits long sequences into segments.
 // clang-format off
 inline constexpr StageDefinition delta_scans_segment{
-    "delta_scans_segment", "fwd_h_segment and bwd_dhu_segment from the operator's inputs; M may be 0 below 2^-30.",
+    "delta_scans_segment", "fwd_h_segment and bwd_dhu_segment from the operator's inputs, with SUMMARY the latter alone; M may be 0 below 2^-30.",
     {tensor::q,
      tensor::k,
      tensor::v,
@@ -47,8 +47,8 @@ inline constexpr StageDefinition delta_scans_segment{
      {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
      tensor::do_,
      tensor::seq_offsets.when({constant::VARLEN}),
-     {"share_M", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::K}},
-     {"share_R", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::V}},
+     {"share_M", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::K}, {!constant::SUMMARY}},
+     {"share_R", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::V}, {!constant::SUMMARY}},
      {"share_dM", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::K}},
      {"share_dR", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::V}}}};
 

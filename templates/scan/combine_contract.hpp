@@ -1,5 +1,5 @@
 // Shared by the templates that pass states, or gradients of them, from segment to segment:
-// fwd_h_combine, bwd_dhu_combine.
+// fwd_h_combine, bwd_dhu_combine, and to a sequence's end: fwd_h_summary, bwd_dhu_summary.
 #pragma once
 
 #include "templates/scan/scan_contract.hpp"
@@ -59,6 +59,29 @@ inline Template cpu(Template t) {
                     .shared_bytes = scratch_bytes<cpu::SegmentStatesLayout>(s)};
   };
   return t;
+}
+
+/// The same where blocks write what leaves a sequence, `tiles(s)` a value head, in fp32.
+inline std::vector<Template> summaries(const Template& stage, std::int64_t (*tiles)(const Spec&)) {
+  Template cuda = portable(stage);
+  for (Tunable& tunable : cuda.tunables)
+    if (tunable.name == tunable::precision.name)
+      tunable.values = {Precision::tf32x3, Precision::ieee};
+  cuda.fallback = [fallback = cuda.fallback](Spec& s, const Limits& limits) {
+    fallback(s, limits);
+    s.precision = Precision::tf32x3;
+  };
+  cuda.geometry = [tiles](const Spec& s, const Extents& e, const Limits&) {
+    return cuda::launch_rows(e.N, s.HV * tiles(s), s, shared_bytes(s));
+  };
+  Template host = cpu(stage);
+  host.geometry = [tiles](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {tiles(s), s.HV, e.N},
+                    .shared_bytes = scratch_bytes<cpu::SegmentStatesLayout>(s)};
+  };
+  std::vector<Template> all{std::move(cuda), std::move(host)};
+  for (Template& t : all) t = scan::with_summary(std::move(t));
+  return all;
 }
 
 }  // namespace wyvern::combine

@@ -147,12 +147,30 @@ inline Template split(Template t, std::vector<Value> lengths = segment_lengths()
   return t;
 }
 
+/// Empty, or why a segment is too long. A summary's M is sent to other ranks and multiplied with
+/// theirs: its factors are of at most 32 chunks, past which gates a channel cost digits.
+inline std::string summary_problem(const Spec& s) {
+  if (!s.SUMMARY || s.SEG <= 32) return {};
+  return fmt::format("SEG={} is more than the 32 chunks of a summary's maps", s.SEG);
+}
+
+/// The template with that rule too.
+inline Template with_summary(Template t) {
+  t.illegal = [illegal = t.illegal](const Spec& s, const Limits& limits) {
+    const std::string problem = summary_problem(s);
+    return problem.empty() ? illegal(s, limits) : problem;
+  };
+  return t;
+}
+
 /// A stage's templates with this scope, for every device.
 inline std::vector<Template> templates(const Template& stage, const Direction& direction,
                                        Scope scope) {
   std::vector<Template> all{portable(stage, direction, scope), cpu(stage, direction, scope)};
   if (scope != Scope::sequence)
     for (Template& t : all) t = split(std::move(t));
+  if (scope == Scope::segment_map)
+    for (Template& t : all) t = with_summary(std::move(t));
   return all;
 }
 

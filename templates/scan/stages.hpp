@@ -8,7 +8,7 @@ namespace wyvern::stages {
 
 // clang-format off
 inline constexpr StageDefinition fwd_h_segment{
-    "fwd_h_segment", "What each segment but a sequence's last does to a state: S -> M S + R.",
+    "fwd_h_segment", "What each segment but a sequence's last, with SUMMARY it too, does to a state: S -> M S + R.",
     {tensor::k.when({!constant::VECTOR_GATE}),
      tensor::kg.when({constant::VECTOR_GATE}),
      tensor::w,
@@ -62,6 +62,16 @@ inline constexpr StageDefinition fwd_h{
     {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}},
     Scan::sequence};
 
+inline constexpr StageDefinition fwd_h_summary{
+    "fwd_h_summary", "What each sequence does to a state, S -> M S + R, from what its segments do; R from initial_state.",
+    {tensor::segment_M,
+     tensor::segment_R,
+     tensor::initial_state.when({constant::INITIAL_STATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::summary},
+    {{constant::K, constant::SUMMARY_COLUMNS, constant::K}},
+    Scan::segments};
+
 inline constexpr StageDefinition fold{
     "fold", "The states that enter ranges of tokens, or the gradients that leave them, from what each does.",
     {tensor::summaries, tensor::order, tensor::range_states.out()},
@@ -69,7 +79,7 @@ inline constexpr StageDefinition fold{
     Scan::segments};
 
 inline constexpr StageDefinition bwd_dhu_segment{
-    "bwd_dhu_segment", "What each segment but a first one does to a state's gradient: dS -> dM dS + dR.",
+    "bwd_dhu_segment", "What each segment but a first one, with SUMMARY it too, does to a state's gradient: dS -> dM dS + dR.",
     {tensor::q.when({!constant::VECTOR_GATE}),
      tensor::qg.when({constant::VECTOR_GATE}),
      tensor::k.when({!constant::VECTOR_GATE}),
@@ -94,6 +104,16 @@ inline constexpr StageDefinition bwd_dhu_combine{
      tensor::dht.when({constant::FINAL_STATE}),
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::segment_dstate.out()},
+    {{constant::K, constant::V, constant::K}},
+    Scan::segments};
+
+inline constexpr StageDefinition bwd_dhu_summary{
+    "bwd_dhu_summary", "The gradient of the state that enters each sequence, from what its segments do to gradients.",
+    {tensor::segment_dM,
+     tensor::segment_dR,
+     tensor::dht.when({constant::FINAL_STATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::dsummary},
     {{constant::K, constant::V, constant::K}},
     Scan::segments};
 

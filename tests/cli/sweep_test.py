@@ -37,8 +37,8 @@ def options_of(op):
     convs = {"short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none", "conv_bias",
              "conv_weight as q", "initial_conv_state", "output_conv_state"}
     return {"forward": chunked | serving | checkpoints | norms | convs
-                       | {"keep_output", "return_intermediate_states"},
-            "backward": chunked | norms,
+                       | {"keep_output", "return_intermediate_states", "summary", "transition"},
+            "backward": chunked | norms | {"summary"},
             "recurrent": shared | serving | drafts | norms}
 
 

@@ -213,6 +213,33 @@ TEST_F(Spills, PassesOverSegmentsOfAGateAChannelHaveNone) {
       }
 }
 
+/// Segments whose last chunk may be short, for a summary, keep no more in memory than others.
+TEST_F(Spills, SegmentsOfSummariesHaveNoMore) {
+  struct Kernel {
+    const char* id;
+    const char* op;
+    Pass pass;
+  };
+  std::uint64_t turn = 0;
+  for (const Kernel kernel : {Kernel{"delta_segment.hopper", "gated_delta_rule", Pass::forward},
+                              {"kda_segment.hopper", "kda", Pass::forward},
+                              {"fwd_h_segment.hopper", "kda", Pass::forward},
+                              {"delta_scans_segment.hopper", "gated_delta_rule", Pass::backward}})
+    for (const std::int64_t width : {64, 128})
+      for (const bool all : {false, true}) {
+        if (!testing::is_tried(turn++, 3)) continue;
+        Problem p = forward(kernel.op, width, width, all);
+        p.pass = kernel.pass;
+        p.initial_state = p.output_final_state = false;
+        Problem summary = p;
+        summary.summary = true;
+        summary.transition = p.pass == Pass::forward;
+        EXPECT_LE(spilled(kernel.id, summary, {{"BV", width}}),
+                  spilled(kernel.id, p, {{"BV", width}}))
+            << kernel.id << ' ' << width << ' ' << all;
+      }
+}
+
 /// With a thread's sums of gates beside its decayed rows; most of all where two blocks share a
 /// multiprocessor.
 TEST_F(Spills, PreparingChunksHasFew) {

@@ -43,6 +43,63 @@ TEST_P(EmulatedSegments, MatchesOracle) {
   check(prepare(data.problem, plan), data);
 }
 
+/// What sequences of several segments, of one and of none do to a state, or to a gradient.
+class EmulatedSummaries : public EmulatedOperator,
+                          public ::testing::WithParamInterface<OperatorPass> {
+ protected:
+  static Problem problem() {
+    Problem p = base(GetParam());
+    const bool forward = p.pass == Pass::forward;
+    p.H = 1, p.HV = 2;
+    p.packed = p.summary = true, p.transition = forward;
+    p.initial_state = forward, p.output_final_state = !forward;
+    return p;
+  }
+  /// By segments of eight chunks, with the tensors that may have strided rows.
+  void check_split(Plan plan, const OperatorData& data) {
+    for (PlanStep& step : plan)
+      if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
+    check_strided_rows(prepare(data.problem, plan), data);
+  }
+};
+
+TEST_P(EmulatedSummaries, OfPortablePlans) {
+  Problem p = problem();
+  p.K = 36, p.V = 41;
+  p.state_v_first = p.use_qk_l2norm = true;
+  const OperatorData data = make_data(p, Gate::mixed, 3, {300, 0, 128, 17});
+  for (const Plan& plan : plans_with_all(device(), data.problem, 16)) check_split(plan, data);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedSummaries, ::testing::ValuesIn(chunked_passes()),
+                         [](const auto& each) { return name_of(each.param); });
+
+/// The same by Hopper's kernels of segments, where there are some. With fast decay M is 0.
+class EmulatedHopperSummaries : public EmulatedSummaries {};
+
+TEST_P(EmulatedHopperSummaries, MatchOracle) {
+  const Problem p = problem();
+  const char* const id = p.pass == Pass::backward ? "delta_scans_segment.hopper"
+                         : p.op == "kda"          ? "kda_segment.hopper"
+                         : p.op == "gdn2"         ? "fwd_h_segment.hopper"
+                                                  : "delta_segment.hopper";
+  for (const Gate gate : {Gate::typical, Gate::fast}) {
+    const OperatorData data = make_data(p, gate, 4, {560, 0, 512, 17, 1030});
+    const auto plan = plan_with(device(), data.problem, id);
+    ASSERT_TRUE(plan.has_value());
+    check_split(*plan, data);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedHopperSummaries,
+                         ::testing::Values(OperatorPass{"delta_rule", Pass::forward},
+                                           OperatorPass{"gated_delta_rule", Pass::forward},
+                                           OperatorPass{"kda", Pass::forward},
+                                           OperatorPass{"gdn2", Pass::forward},
+                                           OperatorPass{"delta_rule", Pass::backward},
+                                           OperatorPass{"gated_delta_rule", Pass::backward}),
+                         [](const auto& each) { return name_of(each.param); });
+
 /// A long sequence beside many short ones: a hint of it has the default plan go by segments, and
 /// neither it nor a hint that is wrong makes a result wrong.
 class EmulatedHints : public EmulatedOperator {

@@ -325,6 +325,9 @@ const std::vector<BadProblem>& bad_problems() {
     decode(p), inplace(p), p.state_index = true, p.state_slots = 3, p.T = 4;
   };
   const auto kda = [](Problem& p) { p.op = "kda", p.has_dt_bias = false; };
+  const auto summarize = [](Problem& p) {
+    p.summary = true, p.initial_state = p.output_final_state = false;
+  };
   static const std::vector<BadProblem> all{
       {"g_dtype is int32", [=](Problem& p) { kda(p), p.g_dtype = DType::int32; }},
       {"lower_bound is -2 .. kda", [](Problem& p) { p.lower_bound = -2.0F; }},
@@ -424,6 +427,23 @@ const std::vector<BadProblem>& bad_problems() {
        [](Problem& p) { p.checkpoint_every = 64, p.chunk_size = 128; }},
       {"checkpoint_rows is -1 .. between 0",
        [](Problem& p) { p.checkpoint_every = 64, p.checkpoint_rows = -1; }},
+      {"summary is true .. false for the recurrent",
+       [=](Problem& p) { decode(p), p.summary = true; }},
+      {"transition is true .. false for the backward",
+       [](Problem& p) { p.pass = Pass::backward, p.summary = p.transition = true; }},
+      {"summary is true .. inplace_state", [=](Problem& p) { inplace(p), p.summary = true; }},
+      {"summary is true .. checkpoints",
+       [=](Problem& p) { summarize(p), p.checkpoint_offsets = true; }},
+      {"summary is true .. disable_recompute",
+       [=](Problem& p) { summarize(p), p.disable_recompute = true; }},
+      {"summary is true .. return_intermediate_states",
+       [=](Problem& p) { summarize(p), p.return_intermediate_states = true; }},
+      {"summary is true .. output_norm",
+       [=](Problem& p) { summarize(p), p.output_norm = Activation::silu; }},
+      {"summary is true .. output_final_state",
+       [=](Problem& p) { summarize(p), p.output_final_state = true; }},
+      {"summary is true .. initial_state in the backward",
+       [=](Problem& p) { summarize(p), p.pass = Pass::backward, p.initial_state = true; }},
   };
   return all;
 }

@@ -554,6 +554,51 @@ void add_short_convs(Cases& cases) {
   });
 }
 
+/// Without the options that summaries exclude.
+void summarize(Problem& p) {
+  p.summary = true;
+  p.batch_invariant = p.disable_recompute = p.return_intermediate_states = false;
+  p.inplace_state = p.state_index = p.output_state_index = p.has_initial_state = false;
+  p.null_slot_zero = p.checkpoint_offsets = p.fp32_checkpoints = p.keep_output = false;
+  p.state_slots = p.checkpoint_every = 0;
+  p.checkpoint_rows.reset(), p.output_norm.reset(), p.norm_eps.reset();
+  if (is_float8(p.state_dtype)) p.state_dtype = DType::fp32;
+  (p.pass == Pass::forward ? p.output_final_state : p.initial_state) = false;
+}
+
+/// What sequences of one segment, of several and of none do to a state, and to a gradient.
+void add_summaries(Cases& cases, Pass pass) {
+  const auto sum = [=](Problem& p) { summarize(p), p.transition = pass == Pass::forward; };
+  // Chunks of 16 make segments of 256 tokens.
+  const auto several = [=](Problem& p) { sum(p), p.chunk_size = 16, p.T = 560; };
+  const auto given = [=](Problem& p) {
+    (pass == Pass::forward ? p.initial_state : p.output_final_state) = true;
+  };
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    cases.add(fmt::format("Summary_{}", to_string(dtype)), [=](Problem& p) {
+      several(p), given(p), p.dtype = p.beta_dtype = dtype, p.use_qk_l2norm = true;
+    });
+  cases.add("SummaryK33V100VFirst", [=](Problem& p) {
+    several(p), given(p), p.K = 33, p.V = 100, p.state_v_first = true, p.state_dtype = DType::bf16;
+  });
+  cases.add("SummaryPacked",
+            [=](Problem& p) { several(p), given(p), p.packed = true, p.transition = false; },
+            Gate::mixed, {300, 0, 1, 256, 64, 0});
+  cases.add("SummaryEverything",
+            [=](Problem& p) {
+              sum(p), p.output_final_state = false, p.packed = p.use_qk_l2norm = true,
+                      p.scale = 0.5F;
+              p.H = p.HV = 2, p.K = 60, p.V = 24, p.seqlens_dtype = DType::int64;
+              p.use_beta_sigmoid = p.allow_neg_eigval = facts_of(p).beta;
+              p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+            },
+            Gate::typical, {65, 0, 130, 0});
+  cases.add("SummaryK256V512",
+            [=](Problem& p) { sum(p), p.H = p.HV = 1, p.K = 256, p.V = 512, p.T = 70; });
+  cases.add("SummaryNoTokens", [=](Problem& p) { sum(p), given(p), p.T = 0; });
+  cases.add("SummaryNoSequences", [=](Problem& p) { sum(p), p.B = p.N = 0; });
+}
+
 void add_pools(Cases& cases) {
   const auto indexed = [](Problem& p) {
     p.B = p.N = 6, p.state_index = p.initial_state = true, p.state_slots = 9;
@@ -752,6 +797,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   if (which.pass == Pass::forward && !cases.facts().householder) add_checkpoints(cases);
   if (which.pass != Pass::backward)
     cases.add("BatchInvariant", [](Problem& p) { p.batch_invariant = true; });
+  if (which.pass != Pass::recurrent) add_summaries(cases, which.pass);
   if (kind == DeviceKind::cpu) cases.join();
   return cases.take();
 }
@@ -900,9 +946,14 @@ OperatorCase random_case(std::uint64_t seed) {
   constexpr Gate kGates[] = {Gate::zero, Gate::typical, Gate::very_negative, Gate::mixed,
                              Gate::fast};
   one.gate = draw.of(kGates);
+  if (p.pass != Pass::recurrent && draw.rarely()) {
+    summarize(p);
+    p.transition = p.pass == Pass::forward && draw.flip();
+  }
   // What one token leaves of a state behind such gates is smaller than fp16 can tell.
   if (one.gate == Gate::fast && p.dtype == DType::fp16) one.gate = Gate::mixed;
-  if (p.pass == Pass::forward && !p.inplace_state && !has_checkpoints(p) && draw.flip())
+  if (p.pass == Pass::forward && !p.summary && !p.inplace_state && !has_checkpoints(p) &&
+      draw.flip())
     draw_conv(draw, p);
   return one;
 }

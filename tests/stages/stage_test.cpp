@@ -13,6 +13,7 @@
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
+#include "templates/legality.hpp"
 #include "tests/support/coverage.hpp"
 #include "tests/support/full_suite.hpp"
 #include "tests/support/stage_data.hpp"
@@ -63,7 +64,7 @@ std::optional<Config> config_for(const Template& t, const Problem& problem, cons
   if (!config || !config->contains("precision")) return config;
   Config wanted = *config;
   wanted.set("precision", precision);
-  const bool fits = t.illegal(Spec(constants, wanted), limits).empty() &&
+  const bool fits = config_problem(t, wanted, constants, limits, Precision::tf32).empty() &&
                     !(t.redundant && t.redundant(Spec(constants, wanted)));
   return fits ? std::optional(wanted)
               : default_config(t, constants, limits, precision, {.shape = {BT, kSegment}});
@@ -170,6 +171,15 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
     p.initial_state = !p.inplace_state && (bit(2) || p.state_index);
     p.output_final_state = !p.inplace_state;
     p.disable_recompute = false;
+  }
+  if (std::ranges::any_of(
+          t.constants, [](const AnyConstant& c) { return name_of(c) == constant::SUMMARY.name; })) {
+    p.summary = t.name.ends_with("summary") || bit(0) != bit(1);
+    p.transition = p.summary && p.pass == Pass::forward && bit(2);
+  }
+  if (p.summary) {
+    p.disable_recompute = false;
+    (p.pass == Pass::forward ? p.output_final_state : p.initial_state) = false;
   }
   const std::vector<std::string> ops = operators_of(t, p, switches);
   if (ops.empty()) throw std::logic_error("no operator uses " + t.id());

@@ -38,6 +38,8 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.conv_silu = p.conv_activation != Activation::none;
   c.steps = p.num_householder;
   c.backwards = p.pass == Pass::backward;
+  c.summary = p.summary;
+  c.transition = p.transition;
   return c;
 }
 
@@ -186,7 +188,7 @@ class Chain {
     store("u", problem_constants(p_).U_DTYPE, heads(p_.HV, p_.V));
     for (const char* name : {"qg", "kg"})
       if (vector()) store(name, p_.dtype, heads(p_.HV, p_.K));
-    if (needs({"segment_M", "segment_R", "segment_state"})) segments();
+    if (needs({"segment_M", "segment_R", "segment_state", "summary"})) segments();
     if (!erases() && needs({"share_M", "share_R"})) shares();
     run("fwd_h");
     store("h", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
@@ -236,6 +238,9 @@ class Chain {
     store("segment_R", DType::fp32, {NS, p_.HV, p_.K, p_.V});
     run("fwd_h_combine");
     store("segment_state", DType::fp32, {NS, p_.HV, p_.K, p_.V});
+    if (!p_.summary || p_.pass != Pass::forward) return;
+    run("fwd_h_summary");
+    store("summary", DType::fp32, {p_.N, p_.HV, p_.K, problem_constants(p_).SUMMARY_COLUMNS});
   }
 
   void shares() {
@@ -250,7 +255,7 @@ class Chain {
       output_norm_gradients();
     run(vector() ? "kda_bwd_dv_local" : "bwd_dv_local");
     store("dv_local", p_.dtype, heads(p_.HV, p_.V));
-    if (needs({"segment_dM", "segment_dR", "segment_dstate"})) segment_gradients();
+    if (needs({"segment_dM", "segment_dR", "segment_dstate", "dsummary"})) segment_gradients();
     run("bwd_dhu");
     store("dh", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
     store("du", p_.dtype, heads(p_.HV, p_.V));
@@ -316,6 +321,9 @@ class Chain {
     store("segment_dR", DType::fp32, {NS, p_.HV, p_.K, p_.V});
     run("bwd_dhu_combine");
     store("segment_dstate", DType::fp32, {NS, p_.HV, p_.K, p_.V});
+    if (!p_.summary) return;
+    run("bwd_dhu_summary");
+    store("dsummary", DType::fp32, {p_.N, p_.HV, p_.K, p_.V});
   }
 
   void gradients() {
@@ -462,6 +470,7 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "short_conv") return p.short_conv.has_value();
   if ((moves_steps || stage == "step_seqlens") != (p.num_householder > 1)) return false;
   if (stage == "kda_scans") return uses_stage(p, "kda_gradient");
+  if (stage == "fwd_h_summary" || stage == "bwd_dhu_summary") return p.summary;
   if (stage == "step_seqlens") return p.packed;
   if (stage == "chunk_index") return p.packed;
   if (stage == "transpose_states") return p.return_intermediate_states;
@@ -620,7 +629,12 @@ StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, st
   Problem p = problem;
   if (p.state_index && p.state_slots == 0)
     p.state_slots = 3 + (p.packed ? std::ssize(lengths) : p.N);
-  const OperatorData data = make_data(p, gate, seed, lengths);
+  // Stages of a summary have inputs from stages that it leaves out.
+  Problem whole = p;
+  whole.summary = whole.transition = false;
+  OperatorData data = make_data(whole, gate, seed, lengths);
+  data.problem.summary = p.summary;
+  data.problem.transition = p.transition;
   return Chain(data, BT, seed, user).run();
 }
 
@@ -664,14 +678,14 @@ Written written_elements(const StageData& data, const Template* t) {
   for (const ChunkLayout::Slot& slot : layout.slots)
     if (slot.rows > 0) is_end[static_cast<std::size_t>(slot.begin + slot.rows - 1)] = true;
   return [&slots = layout.slots, of_ends, is_end, row = p.HV * p.K,
-          segments = layout.segments(data.context.SEG), one, square, chunk_sizes,
-          keeps](const std::string& name, std::int64_t i) {
+          segments = layout.segments(data.context.SEG), one, square, chunk_sizes, keeps,
+          all = p.summary](const std::string& name, std::int64_t i) {
     if (name.starts_with("segment_") || name.starts_with("share_")) {
       const bool is_square = name.ends_with("M");
       const auto& segment = segments[static_cast<std::size_t>(i / (is_square ? square : one))];
       if (segment.sequence < 0) return false;
-      if (name.ends_with("_M") || name.ends_with("_R")) return !segment.last;
-      return name == "segment_state" || name == "segment_dstate" || !segment.first;
+      if (name.ends_with("_M") || name.ends_with("_R")) return all || !segment.last;
+      return all || name == "segment_state" || name == "segment_dstate" || !segment.first;
     }
     if (of_ends.contains(name)) return is_end[static_cast<std::size_t>(i / row)];
     for (const auto& [tensor, size] : chunk_sizes)
@@ -707,7 +721,8 @@ Row row_of(std::string_view output) {
                                       "dk_inter", "dAqk",
                                       "dA",       "dy",
                                       "dx",       "segment_dR",
-                                      "share_dR", "segment_dstate"})
+                                      "share_dR", "segment_dstate",
+                                      "dsummary"})
     if (output == name) return Row::gradient;
   return Row::forward;
 }
@@ -717,7 +732,7 @@ bool is_computed_in_fp32(const StageData& data, std::string_view output) {
   if (output == "A") return gate_kind(data.problem) != GateKind::vector;
   for (const std::string_view name :
        {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part", "dbias_part", "dA_log", "ddt_bias",
-        "range_states", "dnorm_weight", "dnorm_weight_part"})
+        "range_states", "summary", "dsummary", "dnorm_weight", "dnorm_weight_part"})
     if (output == name) return true;
   return false;
 }

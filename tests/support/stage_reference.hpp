@@ -73,8 +73,10 @@ struct StageContext {
   double norm_eps = 0;                ///< of the norm of o
   bool conv_silu = false;             ///< convolved rows go through silu
   bool beta_sigmoid = false, neg_eigval = false, state_v_first = false;
-  std::int64_t steps = 1;  ///< of a token
-  bool backwards = false;  ///< fold: gradients, from the last range to the first
+  std::int64_t steps = 1;   ///< of a token
+  bool backwards = false;   ///< fold: gradients, from the last range to the first
+  bool summary = false;     ///< the maps of all segments are wanted
+  bool transition = false;  ///< summaries have M beside R
 };
 
 /// Tensors by their contract's names.

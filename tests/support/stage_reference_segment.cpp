@@ -42,7 +42,7 @@ void fwd_h_segment(const StageContext& c, TensorMap& t) {
   Vector R(segments.size() * static_cast<std::size_t>(HV * K * V));
   for (std::size_t s = 0; s < segments.size(); ++s)
     for (std::int64_t head = 0; head < HV; ++head) {
-      if (segments[s].sequence < 0 || segments[s].last) continue;
+      if (segments[s].sequence < 0 || (segments[s].last && !c.summary)) continue;
       Matrix m(K, K), r(K, V);
       for (std::int64_t i = 0; i < K; ++i) m[i][i] = 1;
       for (std::int64_t i = 0; i < segments[s].chunks; ++i) {
@@ -83,6 +83,32 @@ void fwd_h_combine(const StageContext& c, TensorMap& t) {
   t["segment_state"] = states;
 }
 
+void fwd_h_summary(const StageContext& c, TensorMap& t) {
+  const auto [H, HV, K, V] = c.dims;
+  const std::vector<Segment> segments = c.layout.segments(c.SEG);
+  const std::int64_t columns = V + (c.transition ? K : 0);
+  Vector summary(static_cast<std::size_t>(c.layout.sequences() * HV * K * columns));
+  for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      Matrix state = read_state(c, optional(t, "initial_state"), n, head), M(K, K);
+      for (std::int64_t k = 0; k < K; ++k) M[k][k] = 1;
+      for (std::size_t s = 0; s < segments.size(); ++s) {
+        if (segments[s].sequence != n) continue;
+        const std::size_t at = s * static_cast<std::size_t>(HV) + static_cast<std::size_t>(head);
+        const Matrix own = get(t.at("segment_M"), at, K, K);
+        state = own * state + get(t.at("segment_R"), at, K, V);
+        M = own * M;
+      }
+      Matrix both(K, columns);
+      for (std::int64_t k = 0; k < K; ++k) {
+        std::copy_n(state[k], V, both[k]);
+        std::copy_n(M[k], columns - V, both[k] + V);
+      }
+      put(summary, static_cast<std::size_t>(n * HV + head), both);
+    }
+  t["summary"] = summary;
+}
+
 void fold(const StageContext& c, TensorMap& t) {
   const auto [H, HV, K, V] = c.dims;
   Vector order = t.at("order");
@@ -116,7 +142,7 @@ void bwd_dhu_segment(const StageContext& c, TensorMap& t) {
   Vector dR(segments.size() * static_cast<std::size_t>(HV * K * V));
   for (std::size_t s = 0; s < segments.size(); ++s)
     for (std::int64_t head = 0; head < HV; ++head) {
-      if (segments[s].sequence < 0 || segments[s].first) continue;
+      if (segments[s].sequence < 0 || (segments[s].first && !c.summary)) continue;
       Matrix m(K, K), r(K, V);
       for (std::int64_t i = 0; i < K; ++i) m[i][i] = 1;
       for (std::int64_t i = segments[s].chunks - 1; i >= 0; --i) {
@@ -154,6 +180,23 @@ void bwd_dhu_combine(const StageContext& c, TensorMap& t) {
     }
   }
   t["segment_dstate"] = gradients;
+}
+
+void bwd_dhu_summary(const StageContext& c, TensorMap& t) {
+  const auto [H, HV, K, V] = c.dims;
+  const std::vector<Segment> segments = c.layout.segments(c.SEG);
+  Vector entering = zero_states(c, static_cast<std::size_t>(c.layout.sequences()));
+  for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      Matrix gradient = read_state(c, optional(t, "dht"), n, head);
+      for (std::size_t s = segments.size(); s-- > 0;) {
+        if (segments[s].sequence != n) continue;
+        const std::size_t at = s * static_cast<std::size_t>(HV) + static_cast<std::size_t>(head);
+        gradient = get(t.at("segment_dM"), at, K, K) * gradient + get(t.at("segment_dR"), at, K, V);
+      }
+      put(entering, static_cast<std::size_t>(n * HV + head), gradient);
+    }
+  t["dsummary"] = entering;
 }
 
 /// Segments' maps of states from the operator's inputs, with a gate per key channel, per head or
@@ -206,6 +249,8 @@ const StageReferences& segment_references() {
                                           {"fwd_h_combine", fwd_h_combine},
                                           {"bwd_dhu_segment", bwd_dhu_segment},
                                           {"bwd_dhu_combine", bwd_dhu_combine},
+                                          {"fwd_h_summary", fwd_h_summary},
+                                          {"bwd_dhu_summary", bwd_dhu_summary},
                                           {"fold", fold}};
   return references;
 }

@@ -61,18 +61,22 @@ std::string symbols_of(std::string_view name, const Problem& p) {
   return wyvern::symbols_of(definition_of(p).rule(name), p);
 }
 
+/// The tensors that give B, T, H, K and HV, V: q and v, or of a summary without them k and do.
 void infer_dimensions(const Tensors& tensors, Problem& p) {
-  const HostTensor& q = need(tensors, "q", "[B,T,H,K]");
-  need_rank(q, "q", 4, "[B,T,H,K]");
-  need_dtype(q, "q", {DType::bf16, DType::fp16, DType::fp32});
+  const bool backward = p.pass == Pass::backward;
+  const std::string rows = p.summary && !backward ? "k" : "q",
+                    values = p.summary && backward ? "do" : "v";
+  const HostTensor& q = need(tensors, rows, symbols_of(rows, p));
+  need_rank(q, rows, 4, symbols_of(rows, p));
+  need_dtype(q, rows, {DType::bf16, DType::fp16, DType::fp32});
   p.B = p.N = q.shape[0];
-  p.T = q.shape[1];
+  p.T = rows == "k" ? q.shape[1] / std::max<std::int64_t>(p.num_householder, 1) : q.shape[1];
   p.H = q.shape[2];
   p.K = q.shape[3];
   p.dtype = q.dtype;
   need(tensors, "k", symbols_of("k", p));
-  const HostTensor& v = need(tensors, "v", symbols_of("v", p));
-  need_rank(v, "v", 4, symbols_of("v", p));
+  const HostTensor& v = need(tensors, values, symbols_of(values, p));
+  need_rank(v, values, 4, symbols_of(values, p));
   p.HV = v.shape[2];
   p.V = v.shape[3];
 }
@@ -136,8 +140,9 @@ void infer_states(Tensors& tensors, Problem& p) {
       need_dtype(*state, name, {DType::fp32, DType::bf16, DType::fp16});
     p.state_dtype = state->dtype;
   }
-  p.initial_state = state != nullptr && !p.inplace_state;
-  p.output_final_state = p.pass == Pass::backward ? tensors.contains("dht") : !p.inplace_state;
+  const bool backward = p.pass == Pass::backward;
+  p.initial_state = state != nullptr && !p.inplace_state && !(p.summary && backward);
+  p.output_final_state = backward ? tensors.contains("dht") : !p.inplace_state && !p.summary;
 
   const HostTensor* index = find(tensors, "state_index");
   const bool serves = p.pass == Pass::recurrent || (p.pass == Pass::forward && p.inplace_state);

@@ -239,6 +239,22 @@ void add_conv_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
+/// What sequences of one segment and of several do to a state, or to a gradient.
+void add_summary_cases(const Problem& base, std::vector<Case>& cases) {
+  for (const bool given : {false, true}) {
+    Case c{{base, {}}};
+    Problem& p = c.selection.problem;
+    size(p, 1, 0, 1, 2, given ? 60 : 64, 48);
+    pack(c, {70, 0, 290, 1});
+    p.summary = true;
+    p.transition = given && p.pass == Pass::forward;
+    (p.pass == Pass::forward ? p.initial_state : p.output_final_state) = given;
+    p.state_v_first = given;
+    p.chunk_size = 16;  // segments of 256 tokens
+    cases.push_back(std::move(c));
+  }
+}
+
 /// Drafts to verify: slots for each token's state, and a tree with its states in a buffer; rows of
 /// o normalized.
 void add_draft_cases(const Problem& base, std::vector<Case>& cases) {
@@ -400,6 +416,11 @@ Case random_case(const Problem& base, Draw& draw) {
   }
   p.disable_recompute = draw.chance(3);
   p.return_intermediate_states = p.pass == Pass::forward && !p.disable_recompute && draw.chance(3);
+  p.summary = !p.output_norm && !p.short_conv && !p.disable_recompute &&
+              !p.return_intermediate_states && draw.chance(3);
+  if (!p.summary) return c;
+  (p.pass == Pass::forward ? p.output_final_state : p.initial_state) = false;
+  p.transition = p.pass == Pass::forward && draw.chance(2);
   return c;
 }
 
@@ -466,6 +487,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   add_draft_cases(base, cases);
   add_norm_cases(base, cases);
   if (pass == Pass::forward) add_conv_cases(base, cases);
+  if (base.pass != Pass::recurrent) add_summary_cases(base, cases);
   add_invariant_case(base, cases);
   vary_operator(cases);
   Draw draw(seed);
@@ -546,6 +568,8 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.short_conv && p.conv_dtype == p.dtype, "conv_weight as q");
   add(p.initial_conv_state, "initial_conv_state");
   add(p.output_conv_state, "output_conv_state");
+  add(p.summary, "summary");
+  add(p.transition, "transition");
   return options;
 }
 

@@ -149,6 +149,13 @@ struct Problem {
   std::optional<std::int64_t> checkpoint_rows;
   bool fp32_checkpoints = false;  ///< `checkpoints` is fp32, whatever state_dtype is
 
+  // The forward and backward pass only: what tokens do to a state (SPECIFICATION.md, section 13).
+  /// Computes the tensor `summary` alone, of each sequence's map of states S -> M S + R: R, the
+  /// state at its end. Neither q nor o, nor options that have more outputs. Backward: `dsummary`
+  /// alone, the gradient of the state at its start, from q, k, do, beta and g.
+  bool summary = false;
+  bool transition = false;  ///< forward, with summary: M beside R
+
   bool operator==(const Problem&) const = default;
 };
 

@@ -203,6 +203,10 @@ struct Arguments {
   TensorView dnorm_weight;        ///< out, as its input
   TensorView dnorm_gate;          ///< out, as its input; rows of tokens may be strided
   TensorView dinitial_state;      ///< out, a state, fp32
+  /// Out, of a problem with `summary`: [N,HV,K,V], or with transition [N,HV,K,V+K], fp32, K first
+  /// whatever state_v_first is. Row k has V elements of R, then K of M.
+  TensorView summary;
+  TensorView dsummary;  ///< out, of a backward problem with `summary`: [N,HV,K,V], fp32
 
   /// The tensor of that name ("do" for do_). Throws Error(kBadInput) for an unknown one.
   TensorView& tensor(std::string_view name);

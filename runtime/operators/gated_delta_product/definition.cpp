@@ -55,10 +55,14 @@ class StepStages {
       add_chunk_tables(p_, part);
       add_row_scales(p_, "k", part);
       add_sums(p_, stages_, part);
-      if (p_.pass == Pass::backward && p_.disable_recompute) return;
+      if (p_.pass == Pass::backward && (p_.disable_recompute || p_.summary)) return;
       add_intra(stages_, part);
-      add_forward_scan(p_, part);
+      if (p_.summary)
+        add_forward_summary(part);
+      else
+        add_forward_scan(p_, part);
     });
+    if (p_.summary && p_.pass == Pass::forward) return std::move(uses_);
     add_row_scales(p_, "q", uses_);
     expand("q", row(p_.dtype, p_.H, p_.K));
     if (p_.use_qk_l2norm) expand("q_rstd", row(DType::fp32, p_.H, 1));
@@ -77,6 +81,13 @@ class StepStages {
 
   void backward() {
     expand("do", row(p_.dtype, p_.HV, p_.V));
+    if (p_.summary) {
+      in_steps([&](Uses& part) {
+        add_intra(stages_, part, {{"v", of_steps("do")}});
+        add_reverse_summary(stages_, part);
+      });
+      return;
+    }
     in_steps([&](Uses& part) {
       add_reverse_scan(stages_, part);
       add_chunk_gradients(p_, stages_, part);

@@ -13,8 +13,8 @@ TensorRules gate_pair_tensors() {
   return {
       {"erase", TensorRole::input, Quantity::rates, keys, dtype_of_rates, always, kStrided},
       {"write", TensorRole::input, Quantity::rates, values, dtype_of_rates, always, kStrided},
-      {"derase", TensorRole::output, Quantity::computed, keys, dtype_of_rates, in_backward},
-      {"dwrite", TensorRole::output, Quantity::computed, values, dtype_of_rates, in_backward},
+      {"derase", TensorRole::output, Quantity::computed, keys, dtype_of_rates, with_gradients},
+      {"dwrite", TensorRole::output, Quantity::computed, values, dtype_of_rates, with_gradients},
   };
 }
 

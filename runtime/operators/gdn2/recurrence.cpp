@@ -85,7 +85,7 @@ class Gdn2Recurrence final : public Recurrence {
     reader_.load_key(at, t.k);
     reader_.load_value(at, t.v);
     load_row(host_.erase, row * p_.K, t.erase);
-    load_row(host_.write, row * p_.V, t.write);
+    if (host_.write.present()) load_row(host_.write, row * p_.V, t.write);
     reader_.load_decay(at, t.decay);
     for (std::size_t i = 0; i < t.k.size(); ++i) t.erasing_key[i] = t.erase[i] * t.k[i];
     decay_and_read(S.data(), decayed.data(), t.decay, t.erasing_key, t.u);

@@ -113,19 +113,24 @@ Template whole() {
   return t;
 }
 
-/// Hopper: one block BV columns of M, R or dR of a segment and value head.
+/// Columns of a segment's M, R and dR; with SUMMARY of dM and dR.
+std::int64_t map_columns(const Spec& s) { return s.K + (s.SUMMARY ? 1 : 2) * s.V; }
+
+/// Hopper: one block BV of these columns of a segment and value head.
 Template segment() {
   Template t = scan::split(scans("delta_scans_segment", "segment.cu"));
+  t.constants = scan::joined(t.constants, {constant::SUMMARY});
   t.covers = {stages::delta_scans_segment};
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
+    if (std::string reason = scan::summary_problem(s); !reason.empty()) return reason;
     return illegal(s, limits);
   };
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::segment_cost(segment_pace(s), s.K + 2 * s.V, s, w, limits);
+    return hopper::segment_cost(segment_pace(s), map_columns(s), s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, e.NS * s.HV * (s.K + 2 * s.V));
+    return launch(s, e.NS * s.HV * map_columns(s));
   };
   return t;
 }

@@ -8,19 +8,21 @@
 
 namespace wyvern::cuda {
 
-/// One block BV columns of the state of one sequence and value head. S is the kernel's Spec.
+/// One block BV columns of the state of one sequence and value head; in summarize() TilesM more
+/// have columns of the sequence's M. S is the kernel's Spec.
 ///
 /// A step is short and depends on the one before, so its operands are loaded a turn ahead: a warp
 /// has sixteen rows of M in registers, as operands of products, and loads the next turn's to those
 /// that are about to be multiplied, or just were. Only the state passes between warps, through
 /// shared memory, with one barrier a step.
-template <class S>
+template <class S, int TilesM = 0>
 struct SegmentCombine {
   static constexpr int K = S::K, V = S::V, BV = S::BV;
   static constexpr int kWarps = S::num_warps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kPaddedK = padded(K);
   static constexpr int kTilesV = ceil_div(V, BV);
+  static constexpr int kTiles = kTilesV + TilesM;
   static constexpr int kSteps = kPaddedK / 16;  // of a product's depth, and sixteens of rows
   static constexpr int kTurns = ceil_div(kSteps, kWarps);
   /// Steps that are multiplied before the rows of the next turn take the place of theirs, where
@@ -58,9 +60,9 @@ struct SegmentCombine {
   /// Where the rows of a turn are, from the sixteen's first on.
   struct Turn {
     const float* M;
-    const float* R;
-    int first;  ///< row
-    bool any;   ///< whether there are such rows
+    const float* R;  ///< with TilesM null where the block has columns of M: R is 0 there
+    int first;       ///< row
+    bool any;        ///< whether there are such rows
 
     /// Four columns of a row of M. Where there is no such turn, of any row: a load under a
     /// condition would keep the rows before and after it in registers.
@@ -86,7 +88,8 @@ struct SegmentCombine {
         for (int i = 0; i < 4; ++i) {
           const int row = accumulator_row(i);
           const int v = tile_v + j * 8 + accumulator_col(i);
-          if (any && (K % 16 == 0 || first + row < K) && (V % BV == 0 || v < V))
+          if (any && (TilesM == 0 || R != nullptr) && (K % 16 == 0 || first + row < K) &&
+              (V % BV == 0 || v < V))
             columns.x[j].x[i] = R[row * V + v];
         }
       return columns;
@@ -124,8 +127,9 @@ struct SegmentCombine {
                 j * 8 + accumulator_col(i))[lane_index() / 4 % 4] = operand(sum.x[j].x[i]);
   }
 
-  /// And to where who asked reads them.
-  WYVERN_DEVICE static void store(const Columns& sum, float* to, int first, int tile_v) {
+  /// And to where who asked reads them: rows of Stride elements, of which `width` are these.
+  template <int Stride>
+  WYVERN_DEVICE static void store(const Columns& sum, float* to, int first, int tile_v, int width) {
 #pragma unroll
     for (int j = 0; j < BV / 8; ++j)
 #pragma unroll
@@ -133,12 +137,12 @@ struct SegmentCombine {
         const int k = first + accumulator_row(i);
         const int v = tile_v + j * 8 + accumulator_col(i);
         if (K % 16 != 0 && k >= K) continue;
-        if constexpr (V % 2 == 0) {
-          if (v < V)
-            store_vector(to + int64{k} * V + v, Float2{{sum.x[j].x[i], sum.x[j].x[i + 1]}});
+        if constexpr (V % 2 == 0 && Stride % 2 == 0) {
+          if (v < width)
+            store_vector(to + int64{k} * Stride + v, Float2{{sum.x[j].x[i], sum.x[j].x[i + 1]}});
         } else {
-          if (v < V) to[int64{k} * V + v] = sum.x[j].x[i];
-          if (v + 1 < V) to[int64{k} * V + v + 1] = sum.x[j].x[i + 1];
+          if (v < width) to[int64{k} * Stride + v] = sum.x[j].x[i];
+          if (v + 1 < width) to[int64{k} * Stride + v + 1] = sum.x[j].x[i + 1];
         }
       }
   }
@@ -194,20 +198,20 @@ struct SegmentCombine {
   }
 
   /// The segments of the block's sequence and head. Step i is segment i, or Backwards the i-th from
-  /// the last; the last segment's effect is of no use.
-  template <bool Backwards>
+  /// the last. But with All the last segment's effect is of no use.
+  template <bool Backwards, bool All = false>
   struct Segments {
     int64 first;
     int count, steps;
     int heads, head;
 
     WYVERN_DEVICE Segments(int sequence, const Extents& e, const int32* seq_offsets)
-        : heads(static_cast<int>(e.HV)), head(block_index() / kTilesV) {
+        : heads(static_cast<int>(e.HV)), head(block_index() / kTiles) {
       constexpr int kLength = S::SEG * S::BT;
       const int tokens =
           S::VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence] : static_cast<int>(e.T);
       count = larger(ceil_div(tokens, kLength), 1);
-      steps = count - 1;
+      steps = count - (All ? 0 : 1);
       first = first_segment<S::VARLEN, kLength>(sequence, e, seq_offsets);
     }
     WYVERN_DEVICE int64 operator()(int step) const {
@@ -248,6 +252,60 @@ struct SegmentCombine {
     }
   }
 
+  /// Applies the steps from `step` on that next_kept() gives to the state that start(state) sets:
+  /// columns of V from tile_v on, or with segment_R null of M. leave(step, rows, first) gets
+  /// sixteen rows from `first` on of the state after a step. Where steps are left out the next one
+  /// starts from R of the step before it.
+  template <class SlotOf, class NextKept, class Start, class Leave>
+  WYVERN_DEVICE static void walk(unsigned char* shared, const float* segment_M,
+                                 const float* segment_R, const SlotOf& slot_of, int tile_v,
+                                 int step, NextKept&& next_kept, Start&& start, Leave&& leave) {
+    const int steps = slot_of.steps;
+    const auto turn_of = [&](int step, int turn) {
+      const int row = (turn * kWarps + warp_index()) * 16;
+      const bool any = step < steps && row < kPaddedK;
+      // Rows that were written, where there is no such turn.
+      const int64 place = slot_of(smaller(step, steps - 1)) * K + (any ? row : 0);
+      const bool has_R = TilesM == 0 || segment_R != nullptr;
+      return Turn{segment_M + place * K, has_R ? segment_R + place * V : nullptr, row, any};
+    };
+    Turn ahead = turn_of(step, 0);
+    Rows rows{};
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+      if (steps > 0) ahead.fetch(rows, i);
+    Columns sum = ahead.fetch_R(tile_v);
+
+    const auto state_of = [&](int buffer) {
+      return State{array_at<kLayout.states>(shared) + buffer * kLayout.floats};
+    };
+    int buffer = 0;
+    start(state_of(0));
+    sync_block();
+#pragma unroll 1
+    while (step < steps) {
+      const int next = next_kept(step + 1);
+      const float* const own = state_of(buffer).at(lane_index() % 4, lane_index() / 4);
+#pragma unroll 1
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const Turn now = ahead;
+        ahead = turn + 1 < kTurns ? turn_of(step, turn + 1) : turn_of(next, 0);
+        const Columns next_R = ahead.fetch_R(tile_v);
+        multiply_turn(sum, rows, ahead, own);
+        if (now.any) {
+          if (next == step + 1) share(sum, state_of(1 - buffer), now.first);
+          leave(step, sum, now.first);
+        }
+        sum = next_R;
+      }
+      buffer = 1 - buffer;
+      if (next > step + 1 && next < steps)
+        fill(state_of(buffer), segment_R + slot_of(next - 1) * K * V, tile_v);
+      step = next;
+      sync_block();
+    }
+  }
+
   /// Scans the segments of the block's sequence, forwards or backwards: writes the state at each
   /// one's near border and applies the segment to it. `begin(sequence, head, k, v)` is the state at
   /// the start.
@@ -259,13 +317,6 @@ struct SegmentCombine {
     const int sequence = block_row();
     const Segments<Backwards> slot_of(sequence, e, seq_offsets);
     const int steps = slot_of.steps;
-    const auto turn_of = [&](int step, int turn) {
-      const int row = (turn * kWarps + warp_index()) * 16;
-      const bool any = step < steps && row < kPaddedK;
-      // Rows that were written, where there is no such turn.
-      const int64 place = slot_of(smaller(step, steps - 1)) * K + (any ? row : 0);
-      return Turn{segment_M + place * K, segment_R + place * V, row, any};
-    };
     // The first step from one on whose M is not 0; `steps` if there is none.
     uint32 forgotten = forgetting(segment_M, 0, steps, slot_of);
     int window = 0;  // of `forgotten`
@@ -280,56 +331,72 @@ struct SegmentCombine {
       return step;
     };
 
-    int step = next_kept(0);
-    Turn ahead = turn_of(step, 0);
-    Rows rows{};
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-      if (steps > 0) ahead.fetch(rows, i);
-    Columns sum = ahead.fetch_R(tile_v);
-
-    const auto state_of = [&](int buffer) {
-      return State{array_at<kLayout.states>(shared) + buffer * kLayout.floats};
-    };
-    const auto fill_before = [&](const State& state, int next) {
-      fill(state, segment_R + slot_of(next - 1) * K * V, tile_v);
-    };
-    int buffer = 0;
-    for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
-      const int k = i / BV;
-      const int v = tile_v + i % BV;
-      const bool inside = k < K && v < V;
-      const float x = inside ? begin(sequence, slot_of.head, k, v) : 0.0f;
-      if (step == 0) state_of(0).at(k / kRows, i % BV)[k % kRows] = operand(x);
-      if (inside) segment_state[(slot_of(0) * K + k) * V + v] = x;
-    }
-    if (step > 0 && step < steps) fill_before(state_of(0), step);
-    for (int first_step = 0; first_step < steps; first_step += 32)
-      copy_R(segment_R, segment_state, first_step,
-             first_step == window ? forgotten : forgetting(segment_M, first_step, steps, slot_of),
-             tile_v, slot_of);
-    sync_block();
-#pragma unroll 1
-    while (step < steps) {
-      const int next = next_kept(step + 1);
-      const float* const own = state_of(buffer).at(lane_index() % 4, lane_index() / 4);
-#pragma unroll 1
-      for (int turn = 0; turn < kTurns; ++turn) {
-        const Turn now = ahead;
-        ahead = turn + 1 < kTurns ? turn_of(step, turn + 1) : turn_of(next, 0);
-        const Columns next_R = ahead.fetch_R(tile_v);
-        multiply_turn(sum, rows, ahead, own);
-        if (now.any) {
-          if (next == step + 1) share(sum, state_of(1 - buffer), now.first);
-          store(sum, segment_state + slot_of(step + 1) * K * V, now.first, tile_v);
-        }
-        sum = next_R;
+    const int step = next_kept(0);
+    const auto start = [&](const State& state) {
+      for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
+        const int k = i / BV;
+        const int v = tile_v + i % BV;
+        const bool inside = k < K && v < V;
+        const float x = inside ? begin(sequence, slot_of.head, k, v) : 0.0f;
+        if (step == 0) state.at(k / kRows, i % BV)[k % kRows] = operand(x);
+        if (inside) segment_state[(slot_of(0) * K + k) * V + v] = x;
       }
-      buffer = 1 - buffer;
-      if (next > step + 1 && next < steps) fill_before(state_of(buffer), next);
-      step = next;
-      sync_block();
+      if (step > 0 && step < steps) fill(state, segment_R + slot_of(step - 1) * K * V, tile_v);
+      for (int first_step = 0; first_step < steps; first_step += 32)
+        copy_R(segment_R, segment_state, first_step,
+               first_step == window ? forgotten : forgetting(segment_M, first_step, steps, slot_of),
+               tile_v, slot_of);
+    };
+    walk(shared, segment_M, segment_R, slot_of, tile_v, step, next_kept, start,
+         [&](int step, const Columns& rows, int first) {
+           store<V>(rows, segment_state + slot_of(step + 1) * K * V, first, tile_v, V);
+         });
+  }
+
+  /// Applies all segments of the block's sequence, forwards or backwards, to its columns of the
+  /// state that begin(sequence, head, k, v) gives or of the identity, which the segments' M alone
+  /// act on, and writes what leaves to `summary` [N, HV, K, Stride]: V of the state, then K of M.
+  template <bool Backwards, int Stride, class Begin>
+  WYVERN_DEVICE static void summarize(unsigned char* shared, const float* segment_M,
+                                      const float* segment_R, const int32* seq_offsets,
+                                      float* summary, const Extents& e, Begin&& begin) {
+    const int sequence = block_row();
+    const Segments<Backwards, true> slot_of(sequence, e, seq_offsets);
+    const int steps = slot_of.steps;
+    const int tile = block_index() % kTiles;
+    const bool of_M = tile >= kTilesV;
+    const int first_column = (of_M ? tile - kTilesV : tile) * BV;
+    const int width = of_M ? K : V;
+    float* const to =
+        summary + (int64{sequence} * e.HV + slot_of.head) * K * Stride + (of_M ? V : 0);
+    // What was before the last segment whose M is 0 does not count.
+    int step = 0;
+    for (int from = 0; from < steps; from += 32) {
+      uint32 forgotten = forgetting(segment_M, from, steps, slot_of);
+      if (forgotten != 0) step = from;
+      for (; forgotten != 0; forgotten >>= 1) ++step;
     }
+    const float* const before = step > 0 ? segment_R + slot_of(step - 1) * K * V : nullptr;
+    const auto start_of = [&](int k, int column) {
+      if (of_M) return step == 0 && k == column ? 1.0f : 0.0f;
+      return step == 0 ? begin(sequence, slot_of.head, k, column) : before[k * V + column];
+    };
+    const auto start = [&](const State& state) {
+      for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
+        const int k = i / BV;
+        const int column = first_column + i % BV;
+        const bool inside = k < K && column < width;
+        const float x = inside ? start_of(k, column) : 0.0f;
+        state.at(k / kRows, i % BV)[k % kRows] = operand(x);
+        if (inside && step == steps) to[int64{k} * Stride + column] = x;
+      }
+    };
+    walk(
+        shared, segment_M, of_M ? nullptr : segment_R, slot_of, first_column, step,
+        [](int next) { return next; }, start,
+        [&](int step, const Columns& rows, int first) {
+          if (step == steps - 1) store<Stride>(rows, to, first, first_column, width);
+        });
   }
 };
 

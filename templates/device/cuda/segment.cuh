@@ -77,4 +77,15 @@ WYVERN_DEVICE void write_no_M(float* M, int first) {
   }
 }
 
+/// Writes BV columns from `first` of the map of a segment without tokens, S -> S: of M, the
+/// identity, or of R [K, Width], 0. By all Threads threads.
+template <int K, int BV, int Width, int Threads>
+WYVERN_DEVICE void write_no_change(float* map, int first, bool of_M) {
+  for (int i = thread_index(); i < K * BV; i += Threads) {
+    const int row = i / BV;
+    const int col = first + i % BV;
+    map[row * Width + col] = of_M && row == col ? 1.0f : 0.0f;
+  }
+}
+
 }  // namespace wyvern::cuda

@@ -188,19 +188,22 @@ Template with_norm() {
   return t;
 }
 
-/// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last.
+/// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last; with
+/// SUMMARY it too.
 Template segment() {
   Template t = scan::split(scan_kernel("delta_segment", "segment.cu"));
+  t.constants = scan::joined(t.constants, {constant::SUMMARY});
   t.covers = {stages::delta_segment};
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
+    if (std::string reason = scan::summary_problem(s); !reason.empty()) return reason;
     return illegal(s, limits);
   };
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, (e.NS - e.N) * s.HV * ((s.K + s.V) / s.BV));
+    return launch(s, hopper::mapped_segments(s, e) * s.HV * ((s.K + s.V) / s.BV));
   };
   return t;
 }

@@ -56,12 +56,15 @@ struct DeltaForward {
     const ScalarRows rows = scalar_rows();
     const auto stretch = [&](int last) {
       const int t = last - lane_index();
-      return t < 0 ? 0.0f
-                   : sm90::stretch_of<Spec>(sequence.token + t, work.head, gate, rows,
-                                            {p.k + work.key_head * K, p.k_stride});
+      return t < 0 || t >= tokens
+                 ? 0.0f
+                 : sm90::stretch_of<Spec>(sequence.token + t, work.head, gate, rows,
+                                          {p.k + work.key_head * K, p.k_stride});
     };
-    return kRows *
-           count_overlap<kRows, kThreads, 32>(tokens / kRows, work.factors<kLayout.G>(0), stretch);
+    const int chunks = ceil_div(tokens, kRows);
+    const int count =
+        count_overlap<kRows, kThreads, 32>(chunks, work.factors<kLayout.G>(0), stretch);
+    return tokens - (chunks - count) * kRows;
   }
   WYVERN_DEVICE float* segment_M() const { return p.share_M; }
   WYVERN_DEVICE float* segment_R() const { return p.share_R; }

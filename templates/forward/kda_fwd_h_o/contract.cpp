@@ -134,12 +134,14 @@ Template whole_sequences() {
   return t;
 }
 
-/// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last.
+/// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last; with
+/// SUMMARY it too.
 Template segment() {
   // Errors of a segment's M grow with its length: past 64 chunks o was off by 5.0e-3, with slow
   // decay, gates unbounded and no norms (one H200, 2026-11-26).
   Template t =
       scan::split(scan_kernel("fwd_h_segment", "segment.cu", false), cuda::integers({16, 8, 32}));
+  t.constants = scan::joined(t.constants, {constant::SUMMARY});
   t.covers = {stages::fwd_h_segment};
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
@@ -149,7 +151,7 @@ Template segment() {
     return illegal(s, limits, false);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, (e.NS - e.N) * s.HV * ((s.K + s.V) / s.BV), false);
+    return launch(s, hopper::mapped_segments(s, e) * s.HV * ((s.K + s.V) / s.BV), false);
   };
   return t;
 }

@@ -9,7 +9,7 @@ Template stage() {
   Template t;
   t.name = "bwd_dhu_segment";
   t.covers = {stages::bwd_dhu_segment};
-  t.constants = reverse_scan::kConstants;
+  t.constants = scan::joined(reverse_scan::kConstants, {constant::SUMMARY});
   t.strided = {"q", "k", "do"};
   return t;
 }

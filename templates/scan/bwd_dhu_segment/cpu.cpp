@@ -16,7 +16,7 @@ WYVERN_BLOCK {
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
-  if (!segment.used || segment.index == 0) return;
+  if (!segment.used || (segment.index == 0 && !SUMMARY)) return;
   const bool finds_dM = block[0] < kTilesK;
   const int width = finds_dM ? K : V;
   const int first = static_cast<int>(finds_dM ? block[0] : block[0] - kTilesK) * BV;

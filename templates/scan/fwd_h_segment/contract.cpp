@@ -9,7 +9,7 @@ Template stage() {
   Template t;
   t.name = "fwd_h_segment";
   t.covers = {stages::fwd_h_segment};
-  t.constants = scan::kConstants;
+  t.constants = scan::joined(scan::kConstants, {constant::SUMMARY});
   t.strided = {"k"};
   return t;
 }

@@ -12,7 +12,7 @@ WYVERN_BLOCK {
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
-  if (!segment.used || segment.last) return;
+  if (!segment.used || (segment.last && !SUMMARY)) return;
   const bool finds_M = block[0] < kTilesK;
   const int width = finds_M ? K : V;
   const int first = static_cast<int>(finds_M ? block[0] : block[0] - kTilesK) * BV;

@@ -13,7 +13,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int head = block_index() / (kTilesK + kTilesV) % e.HV;
   const int slot = block_index() / (kTilesK + kTilesV) / e.HV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
-  if (!segment.used || segment.last) return;
+  if (!segment.used || (segment.last && !SUMMARY)) return;
   const bool finds_M = tile < kTilesK;
   const int first = (finds_M ? tile : tile - kTilesK) * BV;
   Scan::State state;

@@ -135,14 +135,17 @@ struct ResumeScans {
 /// A block per segment, value head and BV columns of M, R or dR, of a segment's maps of states,
 /// S -> M S + R, and of their gradients, dS -> dM dS + dR. R and dR come from scans of zeros, M
 /// from a forward scan of the identity with v = 0, and dM = M^T. Scans::overlap(segment): how many
-/// of the segment's last chunks, or first ones in reverse, count; if not all do, M is 0.
+/// of the segment's last chunks, or first ones in reverse, count; if not all do, M is 0. With
+/// SUMMARY there are dM and dR alone, and those of first segments too.
 template <class S>
 struct SegmentMaps {
   static constexpr bool kOutput = false;
 
   template <class Scans>
   WYVERN_DEVICE static bool find(Scans& k) {
-    constexpr int kTiles = 2 * Scans::kTilesV + S::K / S::BV;
+    constexpr int kTilesV = Scans::kTilesV;
+    constexpr int kFirstM = S::SUMMARY ? kTilesV : 2 * kTilesV;
+    constexpr int kTiles = kFirstM + S::K / S::BV;
     auto& b = k.work;
     const Extents& e = k.p.e;
     const int tile = block_index() % kTiles;
@@ -151,21 +154,33 @@ struct SegmentMaps {
         locate_segment<S::VARLEN, S::SEG * S::BT>(slot / e.HV, e, k.p.seq_offsets);
     b.first = segment.index == 0;
     b.last = segment.last;
-    if (!segment.used || (b.first && b.last)) return false;
-    k.reverse = tile < Scans::kTilesV;
-    b.zero_v = tile >= 2 * Scans::kTilesV;
-    if (!b.zero_v && (k.reverse ? b.first : b.last)) return false;
+    if (!segment.used || (b.first && b.last && !S::SUMMARY)) return false;
+    k.reverse = tile < kTilesV;
+    b.zero_v = tile >= kFirstM;
+    if (!S::SUMMARY && !b.zero_v && (k.reverse ? b.first : b.last)) return false;
     b.slot = slot;
     find_heads(b, slot % e.HV, e);
+    b.tile = b.zero_v ? tile - kFirstM : tile % kTilesV;
+    float* const dM = k.p.share_dM + int64{slot} * S::K * S::K;
+    if constexpr (S::SUMMARY) {
+      if (segment.tokens == 0) {
+        if (b.zero_v)
+          write_no_change<S::K, S::BV, S::K, Scans::kThreads>(dM, b.tile * S::BV, true);
+        else
+          write_no_change<S::K, S::BV, S::V, Scans::kThreads>(
+              k.p.share_dR + int64{slot} * S::K * S::V, b.tile * S::BV, false);
+        return false;
+      }
+    }
     k.load_head();
     const int chunks = ceil_div(segment.tokens, Scans::kRows);
     b.chunks = k.overlap(segment, chunks);
-    b.tile = b.zero_v ? tile - 2 * Scans::kTilesV : tile % Scans::kTilesV;
     if (b.zero_v && b.chunks < chunks) {
-      float* const M = k.p.share_M + int64{slot} * S::K * S::K;
-      float* const dM = k.p.share_dM + int64{slot} * S::K * S::K;
-      if (!b.last) write_no_M<S::K, S::BV, Scans::kThreads>(M, b.tile * S::BV);
-      if (!b.first) write_no_M<S::K, S::BV, Scans::kThreads>(dM, b.tile * S::BV);
+      if constexpr (!S::SUMMARY) {
+        float* const M = k.p.share_M + int64{slot} * S::K * S::K;
+        if (!b.last) write_no_M<S::K, S::BV, Scans::kThreads>(M, b.tile * S::BV);
+      }
+      if (S::SUMMARY || !b.first) write_no_M<S::K, S::BV, Scans::kThreads>(dM, b.tile * S::BV);
       return false;
     }
     const int skipped = k.reverse ? 0 : (chunks - b.chunks) * Scans::kRows;

@@ -167,8 +167,9 @@ struct ScanStateIo<SegmentMaps<S>> {
       state.template visit<S::V, false>(
           [to = k.p.share_dR + work.slot * S::K * S::V](int offset, float& x) { to[offset] = x; });
     } else if (work.zero_v) {
-      if (!work.last) store_M<false>(state, k.p.share_M + work.slot * S::K * S::K);
-      if (!k.work.recall().first)
+      if constexpr (!S::SUMMARY)
+        if (!work.last) store_M<false>(state, k.p.share_M + work.slot * S::K * S::K);
+      if (S::SUMMARY || !k.work.recall().first)
         store_M<true>(state, k.p.share_dM + k.work.recall().slot * S::K * S::K);
     } else {
       state.template visit<S::V, false>(

@@ -139,9 +139,9 @@ struct WholeSequence {
   }
 };
 
-/// A block per segment that another follows and BV columns of M or R, its map of states S -> M S +
-/// R, in Kernel's segment_M() and segment_R(). Only the overlap() tokens before the segment's end
-/// count: if not all do, M is 0.
+/// A block per segment that another follows, with SUMMARY per segment, and BV columns of M or R,
+/// its map of states S -> M S + R, in Kernel's segment_M() and segment_R(). Only the overlap()
+/// tokens before the segment's end count: if not all do, M is 0.
 template <class S>
 struct SegmentMap {
   static constexpr bool kOutput = false, kOverlaps = false;
@@ -160,25 +160,37 @@ struct SegmentMap {
     const int tile = block_index() % kTiles;
     const int place = block_index() / kTiles;  // of the segment and value head
     const Segment segment =
-        locate_segment<S::VARLEN, kTokens, true>(place / e.HV, e, p.seq_offsets);
-    if (!segment.used || segment.last) return false;
+        locate_segment<S::VARLEN, kTokens, !S::SUMMARY>(place / e.HV, e, p.seq_offsets);
+    if (!segment.used || (segment.last && !S::SUMMARY)) return false;
     b.head = place % e.HV;
     b.key_head = e.key_head(b.head);
     slot = segment.slot * e.HV + b.head;
     b.zero_v = tile < kTilesK;
     b.tile = b.zero_v ? tile : tile - kTilesK;
     b.token = segment.token;
-    b.tokens = kTokens;
+    const int tokens = S::SUMMARY ? segment.tokens : kTokens;
+    b.tokens = tokens;
+    if constexpr (S::SUMMARY) {
+      if (tokens == 0) {
+        if (b.zero_v)
+          write_no_change<S::K, S::BV, S::K, Kernel::kThreads>(
+              k.segment_M() + int64{slot} * S::K * S::K, b.tile * S::BV, true);
+        else
+          write_no_change<S::K, S::BV, S::V, Kernel::kThreads>(
+              k.segment_R() + int64{slot} * S::K * S::V, b.tile * S::BV, false);
+        return false;
+      }
+    }
     k.load_head();
     if constexpr (Kernel::kSplits != Splits::none) {
-      const int overlap = k.overlap({.token = b.token, .tokens = kTokens, .slot = 0}, kTokens);
-      if (overlap < kTokens) {
+      const int overlap = k.overlap({.token = b.token, .tokens = tokens, .slot = 0}, tokens);
+      if (overlap < tokens) {
         if (b.zero_v) {
           write_no_M<S::K, S::BV, Kernel::kThreads>(k.segment_M() + int64{slot} * S::K * S::K,
                                                     b.tile * S::BV);
           return false;
         }
-        b.token += kTokens - overlap;
+        b.token += tokens - overlap;
         b.tokens = overlap;
       }
     }
