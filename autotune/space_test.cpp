@@ -44,6 +44,11 @@ std::vector<Problem> problems() {
         if (pass != Pass::recurrent && s.K != 256) problem.output_norm = Activation::silu;
         if (pass == Pass::forward && s.K != 256) problem.short_conv = 4;
         all.push_back(problem);
+        if (pass == Pass::recurrent || s.K != 128) continue;
+        problem.output_norm.reset();
+        problem.summary = true;
+        (pass == Pass::forward ? problem.output_final_state : problem.initial_state) = false;
+        all.push_back(problem);
       }
   return all;
 }
@@ -125,6 +130,27 @@ TEST(Space, EveryLegalConfigCanBeReachedFromTheDefault) {
   templates.insert({"l2norm.cpu", "l2norm.portable", "fold.cpu", "fold.portable"});
   for (const Template& t : all_templates())
     EXPECT_TRUE(templates.contains(t.id())) << t.id() << " takes part in no space";
+}
+
+/// A summary has no plan of whole sequences, and one that is short has those of one segment.
+TEST(Space, OfSummariesHasSegmentsAlone) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p;
+  p.T = 100, p.K = p.V = 128;
+  p.summary = true;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    p.pass = pass;
+    const SearchSpace space = build_space(p, target);
+    EXPECT_TRUE(candidates_of(space, space.default_plan).has_value());
+    std::set<std::int64_t> lengths;
+    for (const Layer& layer : space.layers) lengths.insert(layer.SEG);
+    EXPECT_EQ(lengths, (std::set<std::int64_t>{8, 16, 32}));
+    const std::string kernel =
+        pass == Pass::forward ? "delta_segment.hopper" : "delta_scans_segment.hopper";
+    EXPECT_TRUE(std::ranges::any_of(
+        space.groups, [&](const Group& group) { return group.template_id == kernel; }));
+  }
 }
 
 TEST(Neighbourhood, BridgesPartsThatTwoStepsDoNotConnect) {
