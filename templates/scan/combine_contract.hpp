@@ -80,7 +80,9 @@ inline std::vector<Template> summaries(const Template& stage, std::int64_t (*til
                     .shared_bytes = scratch_bytes<cpu::SegmentStatesLayout>(s)};
   };
   std::vector<Template> all{std::move(cuda), std::move(host)};
-  for (Template& t : all) t = scan::with_summary(std::move(t));
+  for (Template& t : all)
+    for (Tunable& tunable : t.tunables)
+      if (tunable.name == tunable::SEG.name) tunable.values = cuda::integers({16, 8, 32});
   return all;
 }
 

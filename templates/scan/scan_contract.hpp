@@ -148,7 +148,8 @@ inline Template split(Template t, std::vector<Value> lengths = segment_lengths()
 }
 
 /// Empty, or why a segment is too long. A summary's M is sent to other ranks and multiplied with
-/// theirs: its factors are of at most 32 chunks, past which gates a channel cost digits.
+/// theirs: its factors are of at most 32 chunks, past which gates a channel cost digits. Templates
+/// of a summary alone have no longer SEG.
 inline std::string summary_problem(const Spec& s) {
   if (!s.SUMMARY || s.SEG <= 32) return {};
   return fmt::format("SEG={} is more than the 32 chunks of a summary's maps", s.SEG);

@@ -106,6 +106,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   if (gate_kind(p) == GateKind::vector && flag()) p.lower_bound = -5.0F;
   p.safe_gate = p.lower_bound && flag();
   p.has_A_log = !p.lower_bound || flag();
+  p.summary = p.pass != Pass::recurrent && flag();
   return p;
 }
 

@@ -240,6 +240,19 @@ TEST_F(Spills, SegmentsOfSummariesHaveNoMore) {
       }
 }
 
+/// As fwd_h_combine, whose walk they share.
+TEST_F(Spills, SummariesHaveNone) {
+  for (const std::int64_t K : {64, 128, 256})
+    for (const bool backward : {false, true}) {
+      Problem p = forward("gated_delta_rule", K, 128, false);
+      p.pass = backward ? Pass::backward : Pass::forward;
+      p.summary = true, p.transition = !backward;
+      const char* const id = backward ? "bwd_dhu_summary.portable" : "fwd_h_summary.portable";
+      EXPECT_EQ(spilled(id, p), 0) << id << ' ' << K;
+      EXPECT_EQ(spilled("fwd_h_combine.portable", p), 0) << K;
+    }
+}
+
 /// With a thread's sums of gates beside its decayed rows; most of all where two blocks share a
 /// multiprocessor.
 TEST_F(Spills, PreparingChunksHasFew) {

@@ -440,6 +440,7 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) { summarize(p), p.return_intermediate_states = true; }},
       {"summary is true .. output_norm",
        [=](Problem& p) { summarize(p), p.output_norm = Activation::silu; }},
+      {"summary is true .. short_conv", [](Problem& p) { p.summary = true, p.short_conv = 4; }},
       {"summary is true .. output_final_state",
        [=](Problem& p) { summarize(p), p.output_final_state = true; }},
       {"summary is true .. initial_state in the backward",
