@@ -356,7 +356,7 @@ void ProblemTensors::keep(Runtime& runtime) {
   if (problem_.pass != Pass::backward || !problem_.disable_recompute) return;
   Problem forward = problem_;
   forward.pass = Pass::forward;
-  forward.output_final_state = false;
+  forward.output_final_state = forward.output_conv_state = false;
   const Operator op = runtime.prepare(on_, forward);
   Arguments arguments = device_arguments_;
   for (const TensorSpec& spec : tensor_specs(forward))

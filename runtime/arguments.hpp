@@ -64,6 +64,7 @@ inline constexpr auto kArguments = [] {
       {"initial_conv_state", &A::initial_conv_state, input, 15},
       {"do", &A::do_, output_gradient},
       {"dht", &A::dht, output_gradient},
+      {"dfinal_conv_state", &A::dfinal_conv_state, output_gradient},
       {"state_index", &A::state_index, beside, 2, integers},
       {"output_state_index", &A::output_state_index, beside, 3, integers},
       {"has_initial_state", &A::has_initial_state, beside, 4, Elements::booleans},
@@ -98,6 +99,9 @@ inline constexpr auto kArguments = [] {
       {"dnorm_weight", &A::dnorm_weight, gradient},
       {"dnorm_gate", &A::dnorm_gate, gradient},
       {"dinitial_state", &A::dinitial_state, gradient},
+      {"dconv_weight", &A::dconv_weight, gradient},
+      {"dconv_bias", &A::dconv_bias, gradient},
+      {"dinitial_conv_state", &A::dinitial_conv_state, gradient},
       {"summary", &A::summary, summary},
       {"dsummary", &A::dsummary, summary},
   });

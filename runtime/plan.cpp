@@ -147,6 +147,7 @@ Extents sizes_of(const Problem& problem, PlanShape shape, Rows rows) {
   e.D = draft_tokens_of(problem);
   e.CP = checkpoint_rows(problem);
   e.P = (problem.B * problem.T * problem.HV + kNormPartRows - 1) / kNormPartRows;
+  e.TP = (problem.B * problem.T + kConvPartTokens - 1) / kConvPartTokens;
   return e;
 }
 

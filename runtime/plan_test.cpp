@@ -208,6 +208,49 @@ TEST(Plans, TakeTheGradientOfTheNormInFrontOfTheBackwardPass) {
   }
 }
 
+/// Every backward plan is that of the problem as q, k and v are given, between the convolution and
+/// its gradients; the first alone of those before, and the last, read the caller's rows.
+TEST(Plans, TakeTheGradientOfTheConvolutionBehindTheBackwardPass) {
+  Problem plain = gated(true);
+  plain.pass = Pass::backward;
+  Problem p = plain;
+  p.short_conv = 4;
+  p.has_conv_bias = p.initial_conv_state = p.output_conv_state = true;
+  const auto expect_between = [](const Plan& plan, const Plan& wanted) {
+    ASSERT_EQ(plan.size(), wanted.size() + 3);
+    const auto name = [&](std::size_t i) { return find_template(plan[i].template_id)->name; };
+    EXPECT_EQ(name(0), "short_conv");
+    EXPECT_EQ(name(plan.size() - 2), "short_conv_bwd");
+    EXPECT_EQ(name(plan.size() - 1), "layer_sum");
+    EXPECT_EQ(Plan(plan.begin() + 1, plan.end() - 2), wanted);
+  };
+  for (const std::string_view op : operators()) {
+    plain.op = p.op = op;
+    plain.num_householder = p.num_householder = op == "gated_delta_product" ? 2 : 1;
+    for (const Target& target : {host_target(), cuda_target("sm_80"), cuda_target("sm_90a")}) {
+      expect_between(default_plan(p, target), default_plan(plain, target));
+      const std::vector<Plan> wanted = enumerate_plans(plain, target, 64);
+      const std::vector<Plan> plans = enumerate_plans(p, target, 64);
+      ASSERT_EQ(plans.size(), wanted.size());
+      for (std::size_t i = 0; i < plans.size(); ++i) expect_between(plans[i], wanted[i]);
+    }
+    const auto bound =
+        bind_operator(Device::open("cpu"), p, enumerate_plans(p, host_target(), 64).back());
+    const BoundStep* const first = &bound->steps.front();
+    const BoundStep* const gradients = &bound->steps[bound->steps.size() - 2];
+    for (const BoundStep& step : bound->steps)
+      for (std::size_t i = 0; i < step.argument_count; ++i) {
+        const std::string_view name = step.source_template->parameters[i].name;
+        const bool from_caller = step.bindings[i].from == Binding::From::caller;
+        if (name == "q" || name == "k" || name == "v") {
+          EXPECT_EQ(from_caller, &step == first || &step == gradients) << name;
+        } else if (name == "dq" || name == "dk" || name == "dv") {
+          EXPECT_EQ(from_caller, &step == gradients) << name;
+        }
+      }
+  }
+}
+
 /// A kernel that computes norms and gates itself must not get inputs for which an earlier step has
 /// already computed them.
 TEST(Plans, MakeNormsAndGatesOnce) {

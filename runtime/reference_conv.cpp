@@ -1,7 +1,7 @@
 #include "runtime/reference_conv.hpp"
 
+#include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "runtime/reference_inputs.hpp"
 
@@ -25,50 +25,112 @@ void store_rounded(std::vector<unsigned char>& bytes, DType dtype, std::int64_t 
 }  // namespace
 
 ConvolvedRows::ConvolvedRows(const Problem& problem, const Arguments& host)
-    : p_(problem), host_(host), arguments_(host), offsets_(sequence_offsets(problem, host)) {
-  const std::int64_t keys = p_.H * p_.K;
-  if (p_.output_conv_state)
-    windows_.resize(static_cast<std::size_t>(p_.N * conv_channels(p_) * (*p_.short_conv - 1)));
-  convolve(&Arguments::q, 0, keys);
-  convolve(&Arguments::k, keys, p_.num_householder * keys);
-  convolve(&Arguments::v, keys + p_.num_householder * keys, p_.num_householder * p_.HV * p_.V);
+    : p_(problem),
+      host_(host),
+      arguments_(host),
+      channels_(conv_channels(problem)),
+      before_(*problem.short_conv - 1),
+      offsets_(sequence_offsets(problem, host)) {
+  const std::int64_t q = p_.H * p_.K, k = p_.num_householder * q;
+  rows_ = {{&Arguments::q, "dq", 0, q},
+           {&Arguments::k, "dk", q, k},
+           {&Arguments::v, "dv", q + k, p_.num_householder * p_.HV * p_.V}};
+  for (const Rows& rows : rows_) convolve(rows);
 }
 
-void ConvolvedRows::finish(Reference& result) && {
-  if (p_.output_conv_state) result["final_conv_state"] = std::move(windows_);
-}
-
-void ConvolvedRows::convolve(TensorView Arguments::* rows, std::int64_t channel,
-                             std::int64_t width) {
-  TensorView& view = arguments_.*rows;
-  const TensorView given = host_.*rows;
-  const std::int64_t tokens = p_.B * p_.T, all = conv_channels(p_);
-  const std::int64_t before = *p_.short_conv - 1;
-  std::vector<unsigned char>& bytes =
-      bytes_.emplace_back(static_cast<std::size_t>(tokens * width) * size_of(given.dtype));
+template <class Work>
+void ConvolvedRows::for_each_line(const Rows& rows, const Work& work) const {
   for (std::int64_t n = 0; n < p_.N; ++n) {
     const std::int64_t first = offsets_[static_cast<std::size_t>(n)];
     const std::int64_t length = offsets_[static_cast<std::size_t>(n) + 1] - first;
-    for (std::int64_t c = channel; c < channel + width; ++c) {
-      // Row t of the sequence, or with t < 0 of its initial window.
-      const auto row = [&](std::int64_t t) {
-        if (t >= 0) return load(given, (first + t) * width + c - channel);
-        return p_.initial_conv_state
-                   ? load(host_.initial_conv_state, (n * all + c + 1) * before + t)
-                   : 0.0;
-      };
-      for (std::int64_t t = 0; t < length; ++t) {
-        double sum = p_.has_conv_bias ? load(host_.conv_bias, c) : 0;
-        for (std::int64_t i = 0; i <= before; ++i)
-          sum += load(host_.conv_weight, c * (before + 1) + i) * row(t - before + i);
-        if (p_.conv_activation != Activation::none) sum *= sigmoid(sum);
-        store_rounded(bytes, given.dtype, (first + t) * width + c - channel, sum);
-      }
-      for (std::int64_t j = 0; p_.output_conv_state && j < before; ++j)
-        windows_[static_cast<std::size_t>((n * all + c) * before + j)] = row(length - before + j);
-    }
+    for (std::int64_t c = rows.channel; c < rows.channel + rows.width; ++c)
+      work(Line{rows, n, c, first, length});
   }
+}
+
+std::int64_t ConvolvedRows::place(const Line& line, std::int64_t t) {
+  return (line.first + t) * line.rows.width + line.channel - line.rows.channel;
+}
+
+double ConvolvedRows::given(const Line& line, std::int64_t t) const {
+  if (t >= 0) return load(host_.*line.rows.tensor, place(line, t));
+  if (!p_.initial_conv_state) return 0;
+  return load(host_.initial_conv_state, (line.n * channels_ + line.channel + 1) * before_ + t);
+}
+
+double ConvolvedRows::summed(const Line& line, std::int64_t t) const {
+  double sum = p_.has_conv_bias ? load(host_.conv_bias, line.channel) : 0;
+  for (std::int64_t i = 0; i <= before_; ++i)
+    sum += load(host_.conv_weight, line.channel * (before_ + 1) + i) * given(line, t - before_ + i);
+  return sum;
+}
+
+void ConvolvedRows::convolve(const Rows& rows) {
+  TensorView& view = arguments_.*rows.tensor;
+  std::vector<unsigned char>& bytes =
+      bytes_.emplace_back(static_cast<std::size_t>(p_.B * p_.T * rows.width) * size_of(view.dtype));
+  for_each_line(rows, [&](const Line& line) {
+    for (std::int64_t t = 0; t < line.length; ++t) {
+      double y = summed(line, t);
+      if (p_.conv_activation != Activation::none) y *= sigmoid(y);
+      store_rounded(bytes, view.dtype, place(line, t), y);
+    }
+  });
   view.data = bytes.data();
+}
+
+void ConvolvedRows::finish(Reference& result) const {
+  const auto add = [&](const char* name, bool has, std::int64_t count) {
+    if (has) result[name].assign(static_cast<std::size_t>(count), 0.0);
+  };
+  const std::int64_t window = p_.N * channels_ * before_;
+  if (p_.pass == Pass::backward) {
+    add("dconv_weight", true, channels_ * (before_ + 1));
+    add("dconv_bias", p_.has_conv_bias, channels_);
+    add("dinitial_conv_state", p_.initial_conv_state, window);
+    for (const Rows& rows : rows_) differentiate(rows, result);
+    return;
+  }
+  add("final_conv_state", p_.output_conv_state, window);
+  if (!p_.output_conv_state) return;
+  std::vector<double>& last = result.at("final_conv_state");
+  for (const Rows& rows : rows_)
+    for_each_line(rows, [&](const Line& line) {
+      for (std::int64_t j = 0; j < before_; ++j)
+        last[static_cast<std::size_t>((line.n * channels_ + line.channel) * before_ + j)] =
+            given(line, line.length - before_ + j);
+    });
+}
+
+void ConvolvedRows::differentiate(const Rows& rows, Reference& result) const {
+  std::vector<double>& gradients = result.at(rows.gradient);
+  std::vector<double>& dweight = result.at("dconv_weight");
+  std::vector<double> dx;
+  for_each_line(rows, [&](const Line& line) {
+    const std::int64_t window = (line.n * channels_ + line.channel) * before_;
+    // Of the initial window and the rows behind it.
+    dx.assign(static_cast<std::size_t>(before_ + line.length), 0.0);
+    for (std::int64_t j = 0; p_.output_conv_state && j < before_; ++j)
+      dx[static_cast<std::size_t>(line.length + j)] = load(host_.dfinal_conv_state, window + j);
+    for (std::int64_t t = 0; t < line.length; ++t) {
+      double d = gradients[static_cast<std::size_t>(place(line, t))];
+      if (p_.conv_activation != Activation::none) {
+        const double c = summed(line, t);
+        d *= sigmoid(c) * (1 + c * sigmoid(-c));
+      }
+      if (p_.has_conv_bias) result.at("dconv_bias")[static_cast<std::size_t>(line.channel)] += d;
+      for (std::int64_t i = 0; i <= before_; ++i) {
+        const std::int64_t weight = line.channel * (before_ + 1) + i;
+        dweight[static_cast<std::size_t>(weight)] += d * given(line, t - before_ + i);
+        dx[static_cast<std::size_t>(t + i)] += d * load(host_.conv_weight, weight);
+      }
+    }
+    for (std::int64_t t = 0; t < line.length; ++t)
+      gradients[static_cast<std::size_t>(place(line, t))] =
+          dx[static_cast<std::size_t>(before_ + t)];
+    if (p_.initial_conv_state)
+      std::copy_n(dx.begin(), before_, result.at("dinitial_conv_state").begin() + window);
+  });
 }
 
 }  // namespace wyvern

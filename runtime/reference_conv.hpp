@@ -9,7 +9,7 @@
 namespace wyvern {
 
 /// q, k and v of a problem with short_conv as its operator takes them: convolved, and rounded to
-/// their dtype.
+/// their dtype; and of a backward pass the gradients in front of the convolution.
 class ConvolvedRows {
  public:
   /// `host` has every input of the problem.
@@ -17,19 +17,43 @@ class ConvolvedRows {
 
   /// `host` with the convolved rows in place of q, k and v; valid while this object is.
   const Arguments& arguments() const { return arguments_; }
-  /// Moves final_conv_state to `result` where the problem has it.
-  void finish(Reference& result) &&;
+  /// Adds final_conv_state where the problem has it. The gradients of a backward pass, of q, k and
+  /// v as arguments() has them, become those of the rows as they are given, and those of weights,
+  /// bias and initial windows are added.
+  void finish(Reference& result) const;
 
  private:
-  /// One of q, k and v, which has `width` channels from `channel` on.
-  void convolve(TensorView Arguments::* rows, std::int64_t channel, std::int64_t width);
+  /// One of q, k and v: its `width` channels, from `channel` on.
+  struct Rows {
+    TensorView Arguments::* tensor;
+    const char* gradient;
+    std::int64_t channel, width;
+  };
+  /// A channel of a sequence.
+  struct Line {
+    const Rows& rows;
+    std::int64_t n, channel, first, length;
+  };
+
+  /// Calls `work` with every channel of every sequence.
+  template <class Work>
+  void for_each_line(const Rows& rows, const Work& work) const;
+  /// Where row t of the line is in a tensor [tokens, width].
+  static std::int64_t place(const Line& line, std::int64_t t);
+  /// Row t as it is given; with t < 0 it is of the initial window.
+  double given(const Line& line, std::int64_t t) const;
+  /// Row t behind the weights and in front of the activation.
+  double summed(const Line& line, std::int64_t t) const;
+  void convolve(const Rows& rows);
+  void differentiate(const Rows& rows, Reference& result) const;
 
   const Problem& p_;
   const Arguments& host_;
   Arguments arguments_;
+  std::int64_t channels_, before_;
   std::vector<std::int64_t> offsets_;
+  std::vector<Rows> rows_;
   std::vector<std::vector<unsigned char>> bytes_;
-  std::vector<double> windows_;
 };
 
 }  // namespace wyvern

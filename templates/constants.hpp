@@ -74,10 +74,11 @@
   X(KEEP_POOL, "the pool is read only")                                                       \
   X(OUTPUT_NORM, "rows of o are normalized and gated")                                        \
   X(NORM_SILU, "with OUTPUT_NORM: the gate is silu(norm_gate), else sigmoid(norm_gate)")      \
+  X(SHORT_CONV, "q, k and v are convolved")                                                  \
   X(CONV_SILU, "convolved rows go through silu")                                              \
   X(HAS_CONV_BIAS, "conv_bias is given")                                                     \
   X(CONV_INITIAL, "rows before each sequence's first are given")                             \
-  X(CONV_FINAL, "each sequence's last rows are written")                                     \
+  X(CONV_FINAL, "each sequence's last rows are written; backward: their gradient is given")   \
   X(KEEP_OUTPUT, "with OUTPUT_NORM: o before the norm is written too")                        \
   X(TRANSITION, "summaries hold M beside R")                                        \
   X(BACKWARDS, "gradients of states go through ranges from last to first")                  \

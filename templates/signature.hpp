@@ -67,6 +67,7 @@ inline constexpr ExtentName M{"M", &Extents::M};
 inline constexpr ExtentName R{"R", &Extents::R};
 inline constexpr ExtentName D{"D", &Extents::D};
 inline constexpr ExtentName P{"P", &Extents::P};
+inline constexpr ExtentName TP{"TP", &Extents::TP};
 }  // namespace extent
 
 /// One dimension of a tensor: a size of the launch, a constant, a tunable or a number.

@@ -17,9 +17,9 @@ import sys
 # What shares a bound (runtime/SPECIFICATION.md, section 5), by pass.
 COLUMNS = (
     ("forward", ("forward", {"o", "o_raw", "final_state", "intermediate_states", "summary"})),
-    ("backward: q k v", ("backward", {"dq", "dk", "dv", "dinitial_state", "dsummary"})),
+    ("backward: q k v", ("backward", {"dq", "dk", "dv", "dinitial_state", "dsummary", "dinitial_conv_state"})),
     ("backward: gates", ("backward", {"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias",
-                                      "dnorm_weight", "dnorm_gate"})),
+                                      "dnorm_weight", "dnorm_gate", "dconv_weight", "dconv_bias"})),
     ("recurrent", ("recurrent", {"o", "final_state", "state"})),
 )
 

@@ -1,6 +1,7 @@
 #include "runtime/operators/layer.hpp"
 
 #include <string>
+#include <utility>
 
 #include "templates/layer/stages.hpp"
 
@@ -33,12 +34,20 @@ TensorRules layer_tensors() {
   const auto with_conv = [](const Problem& p) { return p.short_conv.has_value(); };
   const auto with_bias = [](const Problem& p) { return p.has_conv_bias; };
   const auto with_window = [](const Problem& p) { return p.initial_conv_state; };
-  const auto with_last = [](const Problem& p) { return p.output_conv_state; };
+  const auto with_last = [](const Problem& p) { return p.output_conv_state && !in_backward(p); };
+  const auto with_dconv = [](const Problem& p) { return in_backward(p) && p.short_conv; };
+  const auto with_dbias = [](const Problem& p) { return in_backward(p) && p.has_conv_bias; };
+  const auto with_dwindow = [](const Problem& p) { return in_backward(p) && p.initial_conv_state; };
+  const auto with_dlast = [](const Problem& p) { return in_backward(p) && p.output_conv_state; };
   return {
       {"conv_weight", input, taps, channel_taps, dtype_of_taps, with_conv},
       {"conv_bias", input, taps, {TensorDim::conv_channels}, dtype_of_taps, with_bias},
       {"initial_conv_state", input, values, window, dtype_of_rows, with_window},
       {"final_conv_state", output, computed, window, dtype_of_rows, with_last},
+      {"dfinal_conv_state", input, values, window, dtype_of_rows, with_dlast},
+      {"dconv_weight", output, computed, channel_taps, always_fp32, with_dconv},
+      {"dconv_bias", output, computed, {TensorDim::conv_channels}, always_fp32, with_dbias},
+      {"dinitial_conv_state", output, computed, window, dtype_of_rows, with_dwindow},
       {"norm_weight", input, values, weight, always_fp32, with_norm},
       {"norm_gate", input, values, each, dtype_of_rows, with_norm, kStrided},
       {"o_raw", kept, values, each, dtype_of_rows, with_rows},
@@ -48,17 +57,27 @@ TensorRules layer_tensors() {
 }
 
 void add_layer_stages(const Problem& p, std::vector<StageUse>& uses) {
-  if (p.short_conv)
-    uses.insert(uses.begin(),
-                {&stages::short_conv, {{"q_conv", "q"}, {"k_conv", "k"}, {"v_conv", "v"}}, {}});
-  if (!p.output_norm) return;
-  if (p.pass == Pass::forward) {
+  const bool backward = in_backward(p);
+  if (p.short_conv) {
+    StageUse rows{&stages::short_conv, {{"q_conv", "q"}, {"k_conv", "k"}, {"v_conv", "v"}}, {}};
+    if (backward) {
+      // The problem's CONV_FINAL says that its gradient is given.
+      rows.constants.set("CONV_FINAL", false);
+      for (const std::string name : {"dq", "dk", "dv"}) rename_all(uses, name, name + "_conv");
+      StageUse gradients{&stages::short_conv_bwd, {}, {}};
+      for (const std::string name : {"q", "k", "v"})
+        gradients.rename.emplace(name, std::string(kCallers) + name);
+      uses.push_back(std::move(gradients));
+    }
+    uses.insert(uses.begin(), std::move(rows));
+  }
+  if (p.pass == Pass::forward && p.output_norm) {
     rename_all(uses, "o", "o_raw");
     uses.push_back({&stages::output_norm, {}, {}});
-  } else if (p.pass == Pass::backward) {
-    uses.insert(uses.begin(), {&stages::output_norm_bwd, {{"do_raw", "do"}}, {}});
-    uses.push_back({&stages::layer_sum, {}, {}});
   }
+  if (backward && p.output_norm)
+    uses.insert(uses.begin(), {&stages::output_norm_bwd, {{"do_raw", "do"}}, {}});
+  if (backward && (p.output_norm || p.short_conv)) uses.push_back({&stages::layer_sum, {}, {}});
 }
 
 }  // namespace wyvern

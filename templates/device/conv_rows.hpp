@@ -6,26 +6,30 @@
 
 namespace wyvern {
 
-/// Rows of q, k and v as given, with their strides, and as convolved, which are dense.
-template <class T>
+/// Rows of q, k and v as the caller has them, with their strides, or of their gradients; and those
+/// of convolved q, k and v, which are dense.
+template <class Given, class Convolved>
 struct ConvTensors {
-  const T *q, *k, *v;
+  Given *q, *k, *v;
   int64 q_stride, k_stride, v_stride;
-  T *q_conv, *k_conv, *v_conv;
+  Convolved *q_conv, *k_conv, *v_conv;
 };
 
-/// A channel's elements, a token's row `stride` and `to_stride` elements from the next one's.
-template <class T>
+/// A channel's elements, a token's row `stride` and `convolved_stride` elements from the next
+/// one's.
+template <class Given, class Convolved>
 struct ChannelRows {
-  const T* from;
+  Given* given;
   int64 stride;
-  T* to;
-  int64 to_stride;
+  Convolved* convolved;
+  int64 convolved_stride;
 };
 
 /// Channels are those of q, then of each step of k, then of each step of v.
-template <class S, class T>
-ChannelRows<T> rows_of_channel(int64 channel, const ConvTensors<T>& of, const Extents& e) {
+template <class S, class Given, class Convolved>
+ChannelRows<Given, Convolved> rows_of_channel(int64 channel,
+                                              const ConvTensors<Given, Convolved>& of,
+                                              const Extents& e) {
   constexpr int64 kSteps = S::STEPS;
   const int64 keys = int64{e.H} * S::K, values = int64{e.HV} * S::V;
   if (channel < keys) return {of.q + channel, of.q_stride, of.q_conv + channel, keys};

@@ -7,6 +7,9 @@ namespace wyvern {
 /// Rows of o, [B T HV, V], of one part of a sum over all of them.
 inline constexpr int kNormPartRows = 256;
 
+/// Tokens of one part of a sum over all of them.
+inline constexpr int kConvPartTokens = 256;
+
 /// Sizes of a launch; passed to every kernel after its tensors.
 struct Extents {
   long long B = 0;           ///< batch size; 1 for a packed batch
@@ -25,6 +28,7 @@ struct Extents {
   long long R = 0;           ///< rows of intermediate_states in the recurrent pass
   long long D = 0;           ///< tokens a row of it and of parent
   long long P = 0;           ///< parts of a sum over all rows of o, kNormPartRows each
+  long long TP = 0;          ///< parts of a sum over all tokens, kConvPartTokens each
   int H = 1;                 ///< query and key heads
   int HV = 1;                ///< value heads, a multiple of H
 

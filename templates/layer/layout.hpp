@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/cuda/layout.hpp"
+#include "device/cuda/part_sums_layout.hpp"
 #include "device/extents.hpp"
 
 namespace wyvern::output_norm_bwd {
@@ -28,3 +29,46 @@ struct SharedLayout {
 };
 
 }  // namespace wyvern::output_norm_bwd
+
+namespace wyvern::layer_sum {
+
+/// Columns of a block that sums gradients of the convolution's weights.
+constexpr int kConvSumColumns = 32;
+
+/// Of the widest block.
+template <class S>
+constexpr int shared_bytes(const S& s) {
+  S wide = s;
+  if (wide.BC < kConvSumColumns) wide.BC = kConvSumColumns;
+  return cuda::PartSumsLayout(wide).bytes;
+}
+
+}  // namespace wyvern::layer_sum
+
+namespace wyvern::short_conv_bwd {
+
+/// Channels of a lane of a block, whose lanes have channels side by side: at most 16 bytes of a row
+/// and at most 4, of which all gradients stay in registers.
+constexpr int kMostVector = 4;
+
+/// Warps of a multiprocessor, of at most 168 registers a thread, or of fp32 beside a bias 255.
+template <class S>
+constexpr int resident_warps(const S& s) {
+  return s.HAS_CONV_BIAS && s.DTYPE == DType::fp32 ? 8 : 12;
+}
+
+/// Each warp's part of the gradients of its lanes' weights and biases.
+template <class S>
+struct SharedLayout {
+  cuda::ArrayPlace weight, bias;
+  int bytes;
+
+  constexpr explicit SharedLayout(const S& s) {
+    cuda::LayoutBuilder at;
+    weight = at.array(s.num_warps * 32 * kMostVector * s.CONV_WIDTH);
+    bias = at.array(s.HAS_CONV_BIAS ? s.num_warps * 32 * kMostVector : 0);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::short_conv_bwd

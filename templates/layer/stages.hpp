@@ -37,10 +37,34 @@ inline constexpr StageDefinition output_norm_bwd{
      {"dnorm_gate", Access::out, constant::DTYPE, {extent::B, extent::T, constant::HV, constant::V}},
      {"dnorm_weight_part", Access::out, DType::fp32, {extent::P, constant::V}}}};
 
+inline constexpr StageDefinition short_conv_bwd{
+    "short_conv_bwd", "Gradients of q, k and v from those of the convolved ones, and parts of those of the weights.",
+    {tensor::q,
+     {"k", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
+     {"v", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
+     {"conv_weight", Access::in, constant::CONV_DTYPE, {constant::CONV_CHANNELS, constant::CONV_WIDTH}},
+     {"conv_bias", Access::in, constant::CONV_DTYPE, {constant::CONV_CHANNELS}, {constant::HAS_CONV_BIAS}},
+     {"initial_conv_state", Access::in, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_INITIAL}},
+     {"dq_conv", Access::in, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     {"dk_conv", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
+     {"dv_conv", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
+     {"dfinal_conv_state", Access::in, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_FINAL}},
+     tensor::cu_seqlens.when({constant::VARLEN}),
+     {"dq", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     {"dk", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
+     {"dv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
+     {"dinitial_conv_state", Access::out, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_INITIAL}},
+     {"dconv_weight_part", Access::out, DType::fp32, {extent::TP, constant::CONV_CHANNELS, constant::CONV_WIDTH}},
+     {"dconv_bias_part", Access::out, DType::fp32, {extent::TP, constant::CONV_CHANNELS}, {constant::HAS_CONV_BIAS}}}};
+
 inline constexpr StageDefinition layer_sum{
-    "layer_sum", "The gradient of norm_weight from its parts.",
-    {{"dnorm_weight_part", Access::in, DType::fp32, {extent::P, constant::V}},
-     {"dnorm_weight", Access::out, DType::fp32, {constant::V}}}};
+    "layer_sum", "The gradients of norm_weight, conv_weight and conv_bias from their parts.",
+    {{"dnorm_weight_part", Access::in, DType::fp32, {extent::P, constant::V}, {constant::OUTPUT_NORM}},
+     {"dconv_weight_part", Access::in, DType::fp32, {extent::TP, constant::CONV_CHANNELS, constant::CONV_WIDTH}, {constant::SHORT_CONV}},
+     {"dconv_bias_part", Access::in, DType::fp32, {extent::TP, constant::CONV_CHANNELS}, {constant::HAS_CONV_BIAS}},
+     {"dnorm_weight", Access::out, DType::fp32, {constant::V}, {constant::OUTPUT_NORM}},
+     {"dconv_weight", Access::out, DType::fp32, {constant::CONV_CHANNELS, constant::CONV_WIDTH}, {constant::SHORT_CONV}},
+     {"dconv_bias", Access::out, DType::fp32, {constant::CONV_CHANNELS}, {constant::HAS_CONV_BIAS}}}};
 // clang-format on
 
 }  // namespace wyvern::stages

@@ -38,7 +38,7 @@ def options_of(op):
              "conv_weight as q", "initial_conv_state", "output_conv_state"}
     return {"forward": chunked | serving | checkpoints | norms | convs
                        | {"keep_output", "return_intermediate_states", "summary", "transition"},
-            "backward": chunked | norms | {"summary"},
+            "backward": chunked | norms | convs | {"summary"},
             "recurrent": shared | serving | drafts | norms}
 
 
@@ -112,7 +112,9 @@ class Sweep(Case):
                 wanted = {("forward", "o"), ("forward", "final_state"),
                           ("forward", "final_conv_state"), ("backward", "dq"),
                           ("backward", "dinitial_state"), ("backward", "dnorm_weight"),
-                          ("backward", "dnorm_gate"), ("recurrent", "state")}
+                          ("backward", "dnorm_gate"), ("backward", "dconv_weight"),
+                          ("backward", "dconv_bias"), ("backward", "dinitial_conv_state"),
+                          ("recurrent", "state")}
                 if op != "delta_rule":
                     wanted |= {("backward", "dg"), ("backward", "dA_log"),
                                ("backward", "ddt_bias")}

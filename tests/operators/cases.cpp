@@ -521,8 +521,9 @@ void add_output_norms(Cases& cases, const Problem& base) {
       Gate::mixed);
 }
 
-/// q, k and v convolved: shapes, sequences shorter than the window, empty ones, all windows.
-void add_short_convs(Cases& cases) {
+/// q, k and v convolved: shapes, sequences shorter than the window, empty ones, all windows, and in
+/// the backward pass sequences that end in each row around a part of the tokens.
+void add_short_convs(Cases& cases, Pass pass) {
   const auto windows = [](Problem& p) {
     states(p), p.short_conv = 4, p.initial_conv_state = p.output_conv_state = true;
   };
@@ -546,12 +547,26 @@ void add_short_convs(Cases& cases) {
             Gate::typical, {2, 1, 1, 65, 0});
   cases.add("ConvNoTokens", [=](Problem& p) { windows(p), p.T = 0; });
   cases.add("ConvFewTokens", [=](Problem& p) { windows(p), p.T = 2, p.B = p.N = 3; });
-  cases.add("ConvNorm", [](Problem& p) {
-    p.short_conv = 4, p.output_norm = Activation::silu, p.keep_output = p.disable_recompute = true;
+  const bool forward = pass == Pass::forward;
+  cases.add("ConvNorm", [=](Problem& p) {
+    p.short_conv = 4, p.output_norm = Activation::silu, p.keep_output = forward;
+    p.disable_recompute = true;
   });
-  cases.add("ConvStates", [=](Problem& p) {
-    windows(p), p.return_intermediate_states = p.state_v_first = true, p.V = 48;
-  });
+  if (forward) {
+    cases.add("ConvStates", [=](Problem& p) {
+      windows(p), p.return_intermediate_states = p.state_v_first = true, p.V = 48;
+    });
+    return;
+  }
+  const auto parts = [=](Problem& p) {
+    windows(p), p.packed = p.has_conv_bias = true, p.H = 1, p.HV = 2, p.K = p.V = 16;
+  };
+  cases.add("ConvParts", parts, Gate::typical, {253, 1, 1, 1, 254, 257, 2, 0, 30});
+  cases.add("ConvPartsFromZeros",
+            [=](Problem& p) { parts(p), p.initial_conv_state = p.output_conv_state = false; },
+            Gate::typical, {255, 256, 3, 251});
+  cases.add("ConvWindowsOfOneSide",
+            [=](Problem& p) { windows(p), p.short_conv = 3, p.output_conv_state = false; });
 }
 
 /// Without the options that summaries exclude.
@@ -787,7 +802,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_options(cases);
   if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
   add_output_norms(cases, base(which));
-  if (which.pass == Pass::forward) add_short_convs(cases);
+  if (which.pass != Pass::recurrent) add_short_convs(cases, which.pass);
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
@@ -952,7 +967,7 @@ OperatorCase random_case(std::uint64_t seed) {
   }
   // What one token leaves of a state behind such gates is smaller than fp16 can tell.
   if (one.gate == Gate::fast && p.dtype == DType::fp16) one.gate = Gate::mixed;
-  if (p.pass == Pass::forward && !p.summary && !p.inplace_state && !has_checkpoints(p) &&
+  if (p.pass != Pass::recurrent && !p.summary && !p.inplace_state && !has_checkpoints(p) &&
       draw.flip())
     draw_conv(draw, p);
   return one;

@@ -114,10 +114,11 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
   p.has_A_log = !p.lower_bound || bit(0) || !bit(1);
-  if ((p.pass == Pass::recurrent && bit(1)) ||
-      covers_any("output_norm", "output_norm_bwd", "layer_sum"))
+  const bool sums = covers_any("layer_sum"), sums_conv = sums && !bit(0);
+  if ((p.pass == Pass::recurrent && bit(1)) || covers_any("output_norm", "output_norm_bwd") ||
+      (sums && (bit(0) || bit(1))))
     p.output_norm = bit(2) ? Activation::silu : Activation::sigmoid;
-  if (!covers_any("short_conv")) return;
+  if (!covers_any("short_conv", "short_conv_bwd") && !sums_conv) return;
   p.short_conv = 2 + switches % 3;
   p.conv_activation = bit(0) ? Activation::silu : Activation::none;
   p.has_conv_bias = bit(1) != bit(2);

@@ -36,6 +36,7 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.norm_silu = p.output_norm == Activation::silu;
   c.norm_eps = norm_eps_of(p);
   c.conv_silu = p.conv_activation != Activation::none;
+  c.conv_width = p.short_conv.value_or(0);
   c.steps = p.num_householder;
   c.backwards = p.pass == Pass::backward;
   c.summary = p.summary;
@@ -74,6 +75,15 @@ class Chain {
 
   StageData run() {
     if (p_.short_conv) short_conv();
+    const bool backward = p_.pass == Pass::backward;
+    if (backward && p_.output_norm &&
+        needs({"do_raw", "dnorm_gate", "dnorm_weight_part", "dnorm_weight"}))
+      output_norm_gradients();
+    // What other stages make of the same names is not needed.
+    if (backward && !needs_all_ && needs({"dq_conv", "dconv_weight_part", "dnorm_weight"})) {
+      layer_gradients();
+      return std::move(out_);
+    }
     if (p_.pass == Pass::recurrent) {
       recurrent();
     } else if (p_.num_householder > 1) {
@@ -84,8 +94,9 @@ class Chain {
       if (needs({"summaries", "order", "range_states"})) ranges();
       gates();
       forward();
-      if (p_.pass == Pass::backward) backward();
+      if (backward) this->backward();
     }
+    if (backward) layer_gradients();
     return std::move(out_);
   }
 
@@ -120,6 +131,29 @@ class Chain {
     store("k_conv", p_.dtype, {p_.B, rows, p_.H, p_.K});
     store("v_conv", p_.dtype, {p_.B, rows, p_.HV, p_.V});
     store("final_conv_state", p_.dtype, {p_.N, conv_channels(p_), *p_.short_conv - 1});
+  }
+
+  /// The gradients of the convolution, and of all weights of the layer.
+  void layer_gradients() {
+    if (!p_.short_conv && !p_.output_norm) return;
+    const std::int64_t channels = conv_channels(p_);
+    if (p_.short_conv) {
+      const std::int64_t W = *p_.short_conv, parts = (p_.B * p_.T + 255) / 256;
+      Engine engine(static_cast<std::uint64_t>(2000 + p_.T));
+      for (const std::string name : {"q", "k", "v"})
+        add("d" + name + "_conv", normal(engine, p_.dtype, out_.tensors.at(name).shape()));
+      run("short_conv_bwd");
+      for (const std::string name : {"q", "k", "v"})
+        store("d" + name, p_.dtype, out_.tensors.at(name).shape());
+      store("dinitial_conv_state", p_.dtype, {p_.N, channels, W - 1});
+      store("dconv_weight_part", DType::fp32, {parts, channels, W});
+      store("dconv_bias_part", DType::fp32, {parts, channels});
+    }
+    run("layer_sum");
+    if (p_.output_norm) store("dnorm_weight", DType::fp32, {p_.V});
+    if (!p_.short_conv) return;
+    store("dconv_weight", DType::fp32, {channels, *p_.short_conv});
+    store("dconv_bias", DType::fp32, {channels});
   }
 
   void tables() {
@@ -227,8 +261,6 @@ class Chain {
     run("output_norm_bwd");
     for (const char* name : {"do_raw", "dnorm_gate"}) store(name, p_.dtype, heads(p_.HV, p_.V));
     store("dnorm_weight_part", DType::fp32, {(p_.B * p_.T * p_.HV + 255) / 256, p_.V});
-    run("layer_sum");
-    store("dnorm_weight", DType::fp32, {p_.V});
   }
 
   void segments() {
@@ -251,8 +283,6 @@ class Chain {
   }
 
   void backward() {
-    if (p_.output_norm && needs({"do_raw", "dnorm_gate", "dnorm_weight_part", "dnorm_weight"}))
-      output_norm_gradients();
     run(vector() ? "kda_bwd_dv_local" : "bwd_dv_local");
     store("dv_local", p_.dtype, heads(p_.HV, p_.V));
     if (needs({"segment_dM", "segment_dR", "segment_dstate", "dsummary"})) segment_gradients();
@@ -468,6 +498,9 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage.ends_with("recurrent")) return true;
   const bool moves_steps = stage == "expand_steps" || stage == "compress_steps";
   if (stage == "short_conv") return p.short_conv.has_value();
+  const bool backward = p.pass == Pass::backward;
+  if (stage == "short_conv_bwd") return backward && p.short_conv;
+  if (stage == "layer_sum") return backward && (p.short_conv || p.output_norm);
   if ((moves_steps || stage == "step_seqlens") != (p.num_householder > 1)) return false;
   if (stage == "kda_scans") return uses_stage(p, "kda_gradient");
   if (stage == "fwd_h_summary" || stage == "bwd_dhu_summary") return p.summary;
@@ -475,8 +508,7 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "chunk_index") return p.packed;
   if (stage == "transpose_states") return p.return_intermediate_states;
   if (stage == "output_norm") return p.output_norm && p.pass == Pass::forward;
-  if (stage == "output_norm_bwd" || stage == "layer_sum")
-    return p.output_norm && p.pass == Pass::backward;
+  if (stage == "output_norm_bwd") return p.output_norm && backward;
   if (stage == "gate" || stage == "gate_bwd") return in_kernel && kind == GateKind::scalar;
   if (stage == "kda_gate" || stage == "kda_gate_bwd") return in_kernel && kind == GateKind::vector;
   if (stage == "gate_param_sum") return in_kernel;
@@ -703,13 +735,31 @@ namespace {
 enum class Row : std::uint8_t { forward, gradient, gate_gradient };
 
 Row row_of(std::string_view output) {
-  for (const std::string_view name : {"dG",         "dG_qk",        "dGk",
-                                      "dGk_inter",  "dg",           "dg_raw",
-                                      "dg_given",   "dbeta",        "derase",
-                                      "dwrite",     "dbeta_inter",  "derase_inter",
-                                      "dA_log",     "ddt_bias",     "dA_part",
-                                      "dbias_part", "dA_chunk",     "dbias_chunk",
-                                      "dnorm_gate", "dnorm_weight", "dnorm_weight_part"})
+  for (const std::string_view name : {"dG",
+                                      "dG_qk",
+                                      "dGk",
+                                      "dGk_inter",
+                                      "dg",
+                                      "dg_raw",
+                                      "dg_given",
+                                      "dbeta",
+                                      "derase",
+                                      "dwrite",
+                                      "dbeta_inter",
+                                      "derase_inter",
+                                      "dA_log",
+                                      "ddt_bias",
+                                      "dA_part",
+                                      "dbias_part",
+                                      "dA_chunk",
+                                      "dbias_chunk",
+                                      "dnorm_gate",
+                                      "dnorm_weight",
+                                      "dnorm_weight_part",
+                                      "dconv_weight",
+                                      "dconv_bias",
+                                      "dconv_weight_part",
+                                      "dconv_bias_part"})
     if (output == name) return Row::gate_gradient;
   for (const std::string_view name : {"dq",       "dk",
                                       "dq_given", "dk_given",
@@ -722,7 +772,7 @@ Row row_of(std::string_view output) {
                                       "dA",       "dy",
                                       "dx",       "segment_dR",
                                       "share_dR", "segment_dstate",
-                                      "dsummary"})
+                                      "dsummary", "dinitial_conv_state"})
     if (output == name) return Row::gradient;
   return Row::forward;
 }
@@ -732,7 +782,8 @@ bool is_computed_in_fp32(const StageData& data, std::string_view output) {
   if (output == "A") return gate_kind(data.problem) != GateKind::vector;
   for (const std::string_view name :
        {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part", "dbias_part", "dA_log", "ddt_bias",
-        "range_states", "summary", "dsummary", "dnorm_weight", "dnorm_weight_part"})
+        "range_states", "summary", "dsummary", "dnorm_weight", "dnorm_weight_part", "dconv_weight",
+        "dconv_bias", "dconv_weight_part", "dconv_bias_part"})
     if (output == name) return true;
   return false;
 }

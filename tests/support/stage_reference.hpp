@@ -72,6 +72,7 @@ struct StageContext {
   bool norm_silu = false;             ///< norm_gate goes through silu, else sigmoid
   double norm_eps = 0;                ///< of the norm of o
   bool conv_silu = false;             ///< convolved rows go through silu
+  std::int64_t conv_width = 0;        ///< weights of a channel
   bool beta_sigmoid = false, neg_eigval = false, state_v_first = false;
   std::int64_t steps = 1;   ///< of a token
   bool backwards = false;   ///< fold: gradients, from the last range to the first

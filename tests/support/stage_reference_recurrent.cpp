@@ -165,20 +165,11 @@ void output_norm_bwd(const StageContext& c, TensorMap& t) {
   t["dnorm_weight_part"] = parts;
 }
 
-void layer_sum(const StageContext& c, TensorMap& t) {
-  const Vector& parts = t.at("dnorm_weight_part");
-  Vector sums(size(c.dims.V));
-  for (std::size_t i = 0; i < parts.size(); ++i) sums[i % sums.size()] += parts[i];
-  t["dnorm_weight"] = sums;
-}
-
 }  // namespace
 
 const StageReferences& recurrent_references() {
-  static const StageReferences references{{"recurrent", recurrent},
-                                          {"output_norm", output_norm},
-                                          {"output_norm_bwd", output_norm_bwd},
-                                          {"layer_sum", layer_sum}};
+  static const StageReferences references{
+      {"recurrent", recurrent}, {"output_norm", output_norm}, {"output_norm_bwd", output_norm_bwd}};
   return references;
 }
 

@@ -56,6 +56,75 @@ void short_conv(const StageContext& c, TensorMap& t) {
   t["final_conv_state"] = last;
 }
 
+/// The gradient of sum(y dy) + sum(final dfinal) by all that y and final are made of.
+void short_conv_bwd(const StageContext& c, TensorMap& t) {
+  const std::size_t keys = size(c.dims.H * c.dims.K), values = size(c.dims.HV * c.dims.V);
+  const std::size_t channels = keys + size(c.steps) * (keys + values);
+  const Vector &weight = t.at("conv_weight"), &bias = optional(t, "conv_bias");
+  const Vector& initial = optional(t, "initial_conv_state");
+  const Vector& dfinal = optional(t, "dfinal_conv_state");
+  const std::size_t W = weight.size() / channels, before = W - 1;
+  const std::size_t parts = size((c.layout.tokens() + 255) / 256);
+  Vector dinitial(size(c.layout.sequences()) * channels * before);
+  Vector dweight(parts * channels * W), dbias(parts * channels);
+  std::size_t channel = 0;
+  for (const auto& [name, width] : {std::pair("q", keys), std::pair("k", size(c.steps) * keys),
+                                    std::pair("v", size(c.steps) * values)}) {
+    const Vector &given = t.at(name), &dy = t.at("d" + std::string(name) + "_conv");
+    Vector gradient(given.size());
+    for (std::size_t i = 0; i < width; ++i, ++channel)
+      for (std::size_t n = 0; n < size(c.layout.sequences()); ++n) {
+        const std::size_t begin = size(c.layout.offsets[n]), end = size(c.layout.offsets[n + 1]);
+        const std::size_t window = (n * channels + channel) * before;
+        Vector x(before);
+        if (!initial.empty()) std::copy_n(&initial[window], before, x.begin());
+        for (std::size_t token = begin; token < end; ++token) x.push_back(given[token * width + i]);
+        Vector dx(x.size());
+        if (!dfinal.empty())
+          std::copy_n(&dfinal[window], before, dx.end() - static_cast<std::ptrdiff_t>(before));
+        for (std::size_t token = begin; token < end; ++token) {
+          const std::size_t part = token / 256 * channels + channel;
+          double d = dy[token * width + i];
+          if (c.conv_silu) {
+            const double sum =
+                (bias.empty() ? 0 : bias[channel]) +
+                dot(&weight[channel * W], &x[token - begin], static_cast<std::int64_t>(W));
+            const double open = 1 / (1 + std::exp(-sum));
+            d *= open + sum * open * (1 - open);
+          }
+          dbias[part] += d;
+          for (std::size_t j = 0; j < W; ++j) {
+            dweight[part * W + j] += d * x[token - begin + j];
+            dx[token - begin + j] += d * weight[channel * W + j];
+          }
+        }
+        std::copy_n(dx.begin(), before, &dinitial[window]);
+        for (std::size_t token = begin; token < end; ++token)
+          gradient[token * width + i] = dx[before + token - begin];
+      }
+    t["d" + std::string(name)] = gradient;
+  }
+  t["dinitial_conv_state"] = dinitial;
+  t["dconv_weight_part"] = dweight;
+  t["dconv_bias_part"] = dbias;
+}
+
+/// Sums over the parts of each gradient that has them.
+void layer_sum(const StageContext& c, TensorMap& t) {
+  const auto add_up = [&](const std::string& name, std::size_t width) {
+    const auto given = t.find(name + "_part");
+    if (given == t.end()) return;
+    Vector sums(width);
+    for (std::size_t i = 0; i < given->second.size(); ++i) sums[i % width] += given->second[i];
+    t[name] = sums;
+  };
+  const std::size_t keys = size(c.dims.H * c.dims.K), values = size(c.dims.HV * c.dims.V);
+  const std::size_t channels = keys + size(c.steps) * (keys + values);
+  add_up("dnorm_weight", size(c.dims.V));
+  add_up("dconv_weight", channels * size(c.conv_width));
+  add_up("dconv_bias", channels);
+}
+
 void l2norm_rstd(const StageContext& c, TensorMap& t) {
   const Vector& x = t.at("x");
   Vector rstd;
@@ -196,6 +265,8 @@ Vector chunk_local_cumsum(const ChunkLayout& layout, const Vector& g, double flo
 const StageReferences& row_references() {
   static const StageReferences references{{"chunk_index", chunk_index},
                                           {"short_conv", short_conv},
+                                          {"short_conv_bwd", short_conv_bwd},
+                                          {"layer_sum", layer_sum},
                                           {"l2norm", l2norm},
                                           {"l2norm_rstd", l2norm_rstd},
                                           {"l2norm_bwd", l2norm_bwd},

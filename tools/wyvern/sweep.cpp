@@ -406,7 +406,7 @@ Case random_case(const Problem& base, Draw& draw) {
   }
   if (p.inplace_state) return c;
   p.keep_output = p.pass == Pass::forward && p.output_norm && draw.chance(2);
-  if (p.pass == Pass::forward && draw.chance(3)) {
+  if (p.pass != Pass::recurrent && draw.chance(3)) {
     p.short_conv = 2 + draw.below(3);
     if (draw.chance(2)) p.conv_activation = Activation::none;
     p.has_conv_bias = draw.chance(2);
@@ -486,7 +486,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   add_checkpoint_cases(base, cases);
   add_draft_cases(base, cases);
   add_norm_cases(base, cases);
-  if (pass == Pass::forward) add_conv_cases(base, cases);
+  if (pass != Pass::recurrent) add_conv_cases(base, cases);
   if (base.pass != Pass::recurrent) add_summary_cases(base, cases);
   add_invariant_case(base, cases);
   vary_operator(cases);
@@ -600,7 +600,8 @@ std::string describe(const Case& c) {
   if (p.has_conv_bias) text += " conv_bias";
   if (p.short_conv) text += fmt::format(" conv_weight={}", to_string(p.conv_dtype));
   if (p.initial_conv_state) text += " initial_conv_state";
-  if (p.output_conv_state) text += " final_conv_state";
+  if (p.output_conv_state)
+    text += p.pass == Pass::backward ? " dfinal_conv_state" : " final_conv_state";
   if (!p.has_g) text += " no g";
   if (!p.has_A_log) text += " no A_log";
   if (p.has_dt_bias) text += " dt_bias";

@@ -129,15 +129,17 @@ struct Problem {
   std::optional<float> norm_eps;  ///< finite, above 0; default 1e-6
   bool keep_output = false;       ///< forward, with output_norm: o before the norm is written too
 
-  // The same, in the forward pass.
+  // The same, in the forward and the backward pass.
   /// Convolves q, k and v, as they are given, with the rows before them, before all else: each
-  /// channel by itself, by 2 to 4 weights of conv_weight.
+  /// channel by itself, by 2 to 4 weights of conv_weight. Backward: q, k and v are again those
+  /// before the convolution, and gradients are of them.
   std::optional<std::int64_t> short_conv;
   std::optional<Activation> conv_activation;  ///< of convolved rows: silu (default) or none
   bool has_conv_bias = false;                 ///< conv_bias is given
   DType conv_dtype = DType::fp32;             ///< of conv_weight and conv_bias: as dtype, or fp32
   bool initial_conv_state = false;  ///< the rows before each sequence's first are given; else 0
-  bool output_conv_state = false;   ///< each sequence's last rows are an output
+  /// Each sequence's last rows are an output; backward: their gradient is given.
+  bool output_conv_state = false;
 
   // The forward pass only: states inside sequences (SPECIFICATION.md, section 9).
   /// Writes the state after every checkpoint_every tokens of each sequence, a multiple of 64; 0:

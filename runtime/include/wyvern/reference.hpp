@@ -36,11 +36,11 @@ using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 
 /// The bound on the relative error of the output `name`, by the problem's dtypes and precision: o
 /// and states (summary too) 5e-3 for 16-bit inputs, 1e-5 for fp32 and 1e-3 for fp32 with precision
-/// tf32; dq, dk, dv, dinitial_state and dsummary 8e-3, 2e-5, 2e-3; dg, dbeta, dA_log, ddt_bias,
-/// dnorm_weight and dnorm_gate 2e-2, 5e-5, 4e-3. An output stored in 16 bits has the first bound of
-/// its group; a float8 `state` has that bound plus the type's own rounding, 2^-3 / sqrt(12) for
-/// e4m3 and 2^-2 / sqrt(12) for e5m2; final_conv_state has 0. Throws Error(kBadInput) for a name
-/// that is no output.
+/// tf32; dq, dk, dv, dinitial_state, dsummary and dinitial_conv_state 8e-3, 2e-5, 2e-3; dg, dbeta,
+/// dA_log, ddt_bias, dnorm_weight, dnorm_gate, dconv_weight and dconv_bias 2e-2, 5e-5, 4e-3. An
+/// output stored in 16 bits has the first bound of its group; a float8 `state` has that bound plus
+/// the type's own rounding, 2^-3 / sqrt(12) for e4m3 and 2^-2 / sqrt(12) for e5m2; final_conv_state
+/// has 0. Throws Error(kBadInput) for a name that is no output.
 [[nodiscard]] double error_bound(const Problem& problem, std::string_view name);
 
 }  // namespace wyvern WYVERN_API

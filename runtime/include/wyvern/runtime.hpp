@@ -138,6 +138,8 @@ struct Arguments {
   TensorView initial_conv_state;
   TensorView do_;  ///< backward: "do", the gradient of o
   TensorView dht;  ///< backward: the gradient of the final state, fp32
+  /// Backward, with output_conv_state: the gradient of final_conv_state, as it.
+  TensorView dfinal_conv_state;
   /// [N], the slot of each sequence's state. An index outside [0, state_slots), such as -1, and 0
   /// with null_slot_zero, makes a null sequence: its rows of o and its final_state are 0, and it
   /// reads and writes no slot. With inplace_state no other sequence may read or write a slot that a
@@ -197,12 +199,16 @@ struct Arguments {
   TensorView intermediate_states;
   /// Out, as initial_conv_state: the last W - 1 rows of it and the sequence, as they were given.
   TensorView final_conv_state;
-  TensorView dq, dk, dv, dbeta;   ///< out, each as its input
+  /// Out, each as its input; of dq, dk and dv behind short_conv rows of tokens may be strided.
+  TensorView dq, dk, dv, dbeta;
   TensorView derase, dwrite, dg;  ///< out, each as its input
   TensorView dA_log, ddt_bias;    ///< out, each as its input
   TensorView dnorm_weight;        ///< out, as its input
   TensorView dnorm_gate;          ///< out, as its input; rows of tokens may be strided
   TensorView dinitial_state;      ///< out, a state, fp32
+  /// Out, [C,W] and [C], fp32 whatever conv_dtype is.
+  TensorView dconv_weight, dconv_bias;
+  TensorView dinitial_conv_state;  ///< out, as its input
   /// Out, of a problem with `summary`: [N,HV,K,V], or with transition [N,HV,K,V+K], fp32, K first
   /// whatever state_v_first is. Row k has V elements of R, then K of M.
   TensorView summary;

@@ -35,7 +35,8 @@ std::string schema(Operation operation) {
   for (std::size_t i = 0; i < kInputs.size(); ++i)
     text += std::string(i < kRequired ? ", Tensor " : ", Tensor? ") + kInputs[i];
   text += ", Tensor? cu_seqlens_cpu";
-  if (operation == Operation::backward) text += ", Tensor do, Tensor? dht, Tensor[] kept";
+  if (operation == Operation::backward)
+    text += ", Tensor do, Tensor? dht, Tensor? dfinal_conv_state, Tensor[] kept";
   char alias = 'a';
   if (operation == Operation::update)
     for (std::size_t i = 0; i < kPool.size(); ++i)
@@ -308,7 +309,8 @@ Call take(const StableIValue* stack, Operation operation) {
       call.tensors[kInputs.size() + i] = take_optional(stack[at++]);
   if (operation != Operation::backward) return call;
   call.tensors[kInputs.size()] = take_tensor(stack[at++]);
-  call.tensors[kInputs.size() + 1] = take_optional(stack[at++]);
+  for (std::size_t i = 1; i < kOutputGradients.size(); ++i)
+    call.tensors[kInputs.size() + i] = take_optional(stack[at++]);
   call.kept = take_list(stack[at++]);
   return call;
 }

@@ -297,6 +297,7 @@ void fill(Problem& problem, const Request& request) {
   if (request.operation != Operation::backward) return;
   problem.set("pass", "backward");
   problem.set("output_final_state", tensors.find(place_of("dht")) != nullptr ? 1 : 0);
+  problem.set("output_conv_state", tensors.find(place_of("dfinal_conv_state")) != nullptr ? 1 : 0);
 }
 
 bool is_float8(std::int32_t dtype) {

@@ -63,9 +63,9 @@ consteval std::array<const char*, count> names_of(
 inline constexpr auto kInputs = names_of(placed<Passing::required, Passing::input>());
 /// How many of kInputs, the first, are not optional: q, k and v.
 inline constexpr std::size_t kRequired = placed<Passing::required>().size();
-/// What a backward pass takes beside the inputs: do, and dht, which is optional.
+/// What a backward pass takes beside the inputs: do, and the optional dht and dfinal_conv_state.
 inline constexpr auto kOutputGradients = names_of(passed<Passing::output_gradient>());
-static_assert(kOutputGradients.size() == 2);
+static_assert(kOutputGradients.size() == 3);
 /// What an update in place takes beside the inputs; all of it is optional.
 inline constexpr auto kPool =
     names_of(placed<Passing::beside, Passing::updated, Passing::output>());

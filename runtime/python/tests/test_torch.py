@@ -113,7 +113,7 @@ def test_the_dispatcher_holds_the_operators_to_its_rules(device: str, problem: s
     o, *others = _call.forward_op(problem, *inputs)
     kept = others if "disable_recompute" in problem or "keep_output" in problem else []
     backward = problem.removesuffix(" keep_output=1")
-    torch.library.opcheck(_call.backward_op, (backward, *inputs, torch.randn_like(o), None, kept))
+    torch.library.opcheck(_call.backward_op, (backward, *inputs, torch.randn_like(o), None, None, kept))
 
 
 def test_checkpoint(device: str) -> None:

@@ -1,6 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_contract.hpp"
-#include "templates/device/cuda/part_sums_layout.hpp"
+#include "templates/layer/layout.hpp"
 #include "templates/layer/stages.hpp"
 #include "templates/template.hpp"
 
@@ -12,22 +12,28 @@ Template stage() {
   Template t;
   t.name = "layer_sum";
   t.covers = {stages::layer_sum};
-  t.constants = {constant::V};
+  t.constants = {constant::V, constant::K, constant::STEPS, constant::CONV_WIDTH};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   return t;
 }
 
-/// CUDA, sm_80 and up: one block BC columns and all parts.
+/// Blocks for the columns of all sums, so many of norm_weight and of the others a block.
+std::int64_t tiles(const Spec& s, std::int64_t columns, std::int64_t conv_columns) {
+  return (s.OUTPUT_NORM ? cuda::ceil_div(s.V, columns) : 0) +
+         (s.SHORT_CONV ? cuda::ceil_div(s.CONV_CHANNELS * s.CONV_WIDTH, conv_columns) : 0) +
+         (s.HAS_CONV_BIAS ? cuda::ceil_div(s.CONV_CHANNELS, conv_columns) : 0);
+}
+
+/// CUDA, sm_80 and up: one block a few columns and all parts.
 Template portable(Template t) {
   t.variant = "portable";
   t.tunables = {{tunable::BC, cuda::integers({8, 32})},
                 {tunable::num_warps, cuda::integers({16, 8, 32})}};
   t.source = "portable.cu";
-  // There are few columns: narrow blocks make more of them.
+  // There are few columns of norm_weight: narrow blocks make more of them.
   t.fallback = [](Spec& s, const Limits&) { s.BC = 8, s.num_warps = 16; };
   t.geometry = [](const Spec& s, const Extents&, const Limits&) {
-    return Geometry{
-        {cuda::ceil_div(s.V, s.BC), 1, 1}, s.num_warps * 32, cuda::PartSumsLayout(s).bytes};
+    return Geometry{{tiles(s, s.BC, kConvSumColumns), 1, 1}, s.num_warps * 32, shared_bytes(s)};
   };
   return t;
 }
@@ -40,7 +46,7 @@ Template cpu(Template t) {
   t.tunables = {{tunable::BC, {64, 256}}};
   t.fallback = [](Spec& s, const Limits&) { s.BC = 64; };
   t.geometry = [](const Spec& s, const Extents&, const Limits&) {
-    return Geometry{.grid = {cuda::ceil_div(s.V, s.BC), 1, 1}};
+    return Geometry{.grid = {tiles(s, s.BC, s.BC), 1, 1}};
   };
   return t;
 }

@@ -1,20 +1,13 @@
 // Rows of q, k and v convolved with the rows before them, ROWS tokens a call, and behind those a
 // sequence's last rows a call.
 #include "device/conv_rows.hpp"
-#include "device/cpu/gate.hpp"
+#include "device/cpu/conv.hpp"
 
 constexpr int kBefore = CONV_WIDTH - 1;
 
-/// `count` channels' elements, `stride` elements apart.
-template <class T>
-static f32 gathered(const T* from, int stride, int count) {
-  f32 x{};
-  for (int i = 0; i < count; ++i) x[i] = load_one(from + i * stride);
-  return x;
-}
-
 WYVERN_BLOCK {
-  const ConvTensors<DTYPE> tensors{q, k, v, q_stride, k_stride, v_stride, q_conv, k_conv, v_conv};
+  const ConvTensors<const DTYPE, DTYPE> tensors{q,        k,      v,      q_stride, k_stride,
+                                                v_stride, q_conv, k_conv, v_conv};
   const Sequences<Spec, SEQLENS_DTYPE> sequences{cu_seqlens, e.T, e.N};
   const int64 keys = int64{e.H} * K, values = int64{e.HV} * V;
   const int64 channels = keys + STEPS * (keys + values);
@@ -28,7 +21,7 @@ WYVERN_BLOCK {
         const int64 token = end - kBefore + j;
         DTYPE x = {};
         if (token >= begin)
-          x = rows.from[token * rows.stride];
+          x = rows.given[token * rows.stride];
         else if constexpr (CONV_INITIAL)
           x = initial_conv_state[at + window_column<Spec>(token, begin)];
         final_conv_state[at + j] = x;
@@ -52,17 +45,18 @@ WYVERN_BLOCK {
       for (int j = 0; j < kBefore; ++j) {
         const int64 row = token - kBefore + j;
         if (row >= begin)
-          x[j] = load_heads(rows.from + row * rows.stride, count);
+          x[j] = load_heads(rows.given + row * rows.stride, count);
         else if constexpr (CONV_INITIAL)
           x[j] = gathered(initial_conv_state + (n * channels + channel) * kBefore +
                               window_column<Spec>(row, begin),
                           kBefore, count);
       }
       for (; token < end; ++token) {
-        x[kBefore] = load_heads(rows.from + token * rows.stride, count);
+        x[kBefore] = load_heads(rows.given + token * rows.stride, count);
         f32 c = bias;
         for (int i = 0; i < CONV_WIDTH; ++i) c += weight[i] * x[i];
-        store_heads(rows.to + token * rows.to_stride, CONV_SILU ? c * sigmoid(c) : c, count);
+        store_heads(rows.convolved + token * rows.convolved_stride, CONV_SILU ? c * sigmoid(c) : c,
+                    count);
         for (int i = 0; i < kBefore; ++i) x[i] = x[i + 1];
       }
     }

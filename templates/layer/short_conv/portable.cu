@@ -3,7 +3,7 @@
 // before its first token, and loads kAhead rows ahead of the one that it computes, so that enough
 // bytes are under way. The blocks behind those write each sequence's last rows.
 #include "device/conv_rows.hpp"
-#include "device/cuda/tile.cuh"
+#include "device/cuda/conv_taps.cuh"
 
 constexpr int kThreads = num_warps * 32;
 // Registers for 16 warps a multiprocessor, or beside a bias for 12.
@@ -15,46 +15,22 @@ constexpr int kBefore = CONV_WIDTH - 1;
 static_assert(CONV_WIDTH <= kAhead);
 using Part = Vector<DTYPE, kVector>;
 
-/// kVector times `Count` elements, one after another in memory, as fp32.
-template <int Count, class T>
-WYVERN_DEVICE void load_floats(const T* from, float (&to)[kVector * Count]) {
-  constexpr int kWide = smaller(kVector, 16 / static_cast<int>(sizeof(T)));
-#pragma unroll
-  for (int i = 0; i < kVector * Count; i += kWide) {
-    const auto part = load<kWide>(from + i);
-#pragma unroll
-    for (int j = 0; j < kWide; ++j) to[i + j] = to_float(part.at[j]);
-  }
-}
-
-/// The weights of kVector channels; those of a channel lie side by side.
-struct Taps {
-  float weight[kVector * CONV_WIDTH];
-  float bias[kVector];
-};
-
-WYVERN_DEVICE float activated(float c) {
-  // exp2 may be infinite: its reciprocal is 0.
-  return CONV_SILU ? c * reciprocal_fast(1.0f + exp2_fast(c * -1.44269504f)) : c;
-}
+using Taps = ConvTaps<Spec, kVector>;
 
 /// Row `now` from rows[now] and those before it, in a ring.
 WYVERN_DEVICE Part convolved(const Taps& taps, const float (&rows)[kAhead][kVector], int now) {
   Part y;
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    float c = taps.bias[j];
-#pragma unroll
-    for (int i = 0; i < CONV_WIDTH; ++i)
-      c = fused_multiply_add(taps.weight[j * CONV_WIDTH + i],
-                             rows[(now - kBefore + i + kAhead) % kAhead][j], c);
-    y.at[j] = from_float<DTYPE>(activated(c));
+    const float c = taps.convolved(rows, now, j);
+    y.at[j] = from_float<DTYPE>(CONV_SILU ? c * conv_gate(c) : c);
   }
   return y;
 }
 
 WYVERN_KERNEL(kThreads, kBlocks) {
-  const ConvTensors<DTYPE> tensors{q, k, v, q_stride, k_stride, v_stride, q_conv, k_conv, v_conv};
+  const ConvTensors<const DTYPE, DTYPE> tensors{q,        k,      v,      q_stride, k_stride,
+                                                v_stride, q_conv, k_conv, v_conv};
   const Sequences<Spec, SEQLENS_DTYPE> sequences{cu_seqlens, e.T, e.N};
   const int64 keys = int64{e.H} * K, values = int64{e.HV} * V;
   const int64 channels = keys + STEPS * (keys + values);
@@ -72,7 +48,7 @@ WYVERN_KERNEL(kThreads, kBlocks) {
       const int64 token = end - kBefore + j;
       DTYPE x = {};
       if (token >= begin)
-        x = rows.from[token * rows.stride];
+        x = rows.given[token * rows.stride];
       else if constexpr (CONV_INITIAL)
         x = initial_conv_state[i * kBefore + window_column<Spec>(token, begin)];
       final_conv_state[i * kBefore + j] = x;
@@ -84,13 +60,12 @@ WYVERN_KERNEL(kThreads, kBlocks) {
   if (tile >= tiles) return;
   auto rows = rows_of_channel<Spec>(channel, tensors, e);
   Taps taps = {};
-  load_floats<CONV_WIDTH>(conv_weight + channel * CONV_WIDTH, taps.weight);
-  if constexpr (HAS_CONV_BIAS) load_floats<1>(conv_bias + channel, taps.bias);
+  taps.load_from(conv_weight, conv_bias, channel);
   const int64 behind = (tile + 1) * ROWS;
   const int last = static_cast<int>(behind < tokens ? behind : tokens);
   int token = static_cast<int>(tile * ROWS);
-  rows.from += token * rows.stride;
-  rows.to += token * rows.to_stride;
+  rows.given += token * rows.stride;
+  rows.convolved += token * rows.convolved_stride;
 #pragma unroll 1
   while (token < last) {
     const int64 n = sequences.of(token);
@@ -103,7 +78,7 @@ WYVERN_KERNEL(kThreads, kBlocks) {
       float(&to)[kVector] = ring[kAhead - kBefore + j];
       const int row = token - kBefore + j;
       if (row >= begin) {
-        load_floats<1>(rows.from + (j - kBefore) * rows.stride, to);
+        load_floats<kVector>(rows.given + (j - kBefore) * rows.stride, to);
       } else {
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
@@ -118,19 +93,20 @@ WYVERN_KERNEL(kThreads, kBlocks) {
     token += left;
     Part ahead[kAhead] = {};
 #pragma unroll
-    for (int r = 0; r < kAhead; ++r, rows.from += rows.stride)
-      if (r < left) ahead[r] = load<kVector>(rows.from);
+    for (int r = 0; r < kAhead; ++r, rows.given += rows.stride)
+      if (r < left) ahead[r] = load<kVector>(rows.given);
 #pragma unroll 1
     for (; left > 0; left -= kAhead)
 #pragma unroll
-      for (int r = 0; r < kAhead; ++r, rows.from += rows.stride, rows.to += rows.to_stride) {
+      for (int r = 0; r < kAhead;
+           ++r, rows.given += rows.stride, rows.convolved += rows.convolved_stride) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c) ring[r][c] = to_float(ahead[r].at[c]);
-        if (r + kAhead < left) ahead[r] = load<kVector>(rows.from);
-        if (r < left) store_vector(rows.to, convolved(taps, ring, r));
+        if (r + kAhead < left) ahead[r] = load<kVector>(rows.given);
+        if (r < left) store_vector(rows.convolved, convolved(taps, ring, r));
       }
     // Back to the next sequence's first row.
-    rows.from += (left - kAhead) * rows.stride;
-    rows.to += left * rows.to_stride;
+    rows.given += (left - kAhead) * rows.stride;
+    rows.convolved += left * rows.convolved_stride;
   }
 }

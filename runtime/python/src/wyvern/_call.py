@@ -253,7 +253,7 @@ class _Recurrence(torch.autograd.Function):
             if dht is None:
                 return (None,) * (ctx.kept_from + 3)
             do = q.new_zeros([*q.shape[:2], *v.shape[2:]])
-        gradients = backward_op(ctx.problem, *inputs, do, dht, kept)
+        gradients = backward_op(ctx.problem, *inputs, do, dht, None, kept)
         if torch.is_grad_enabled():  # create_graph=True, or torch.func
             count = len(gradients)
             gradients = _OnceDifferentiable.apply(ctx.problem, count, *gradients, *inputs, do, dht)

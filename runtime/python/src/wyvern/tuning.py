@@ -262,6 +262,7 @@ def _problem(
     cu_seqlens_cpu: Tensor | None,
     do: Tensor | None = None,
     dht: Tensor | None = None,
+    dfinal_conv_state: Tensor | None = None,
     kept: object = (),
     *,
     pool: dict[str, Tensor | None],
@@ -295,6 +296,8 @@ def _problem(
         fields |= _pool_fields(pool, cu_seqlens is not None)
     if backward:
         fields |= {"pass": "backward", "output_final_state": str(int(dht is not None))}
+        if conv_weight is not None:
+            fields["output_conv_state"] = str(int(dfinal_conv_state is not None))
     device = "cpu" if q.device.type == "cpu" else f"cuda:{q.device.index}"
     return operator, device, ",".join(f"{name}={value}" for name, value in fields.items())
 

@@ -80,7 +80,7 @@ class _Problem(NamedTuple):
                 allow_unused=True, materialize_grads=True,
             )  # fmt: skip
         else:
-            gradients = backward_op(self.text, *x, do, dht, [])
+            gradients = backward_op(self.text, *x, do, dht, None, [])
         nothing = Inputs(*(None for _ in Inputs._fields))
         return nothing._replace(**dict(zip(given, gradients, strict=True)))
 
