@@ -54,10 +54,11 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   if (definition_of(p).facts().householder)
     p.num_householder = 1 + static_cast<std::int64_t>((random() >> 16) % 3);
   const bool decodes = t.carries_out("recurrent");
-  const bool convolves = t.carries_out("short_conv");
-  p.pass = decodes                                     ? Pass::recurrent
-           : convolves || t.carries_out("output_norm") ? Pass::forward
-                                                       : Pass::backward;
+  const bool convolves = t.carries_out("short_conv") || t.carries_out("short_conv_bwd") ||
+                         (t.carries_out("layer_sum") && flag());
+  p.pass = decodes                                                       ? Pass::recurrent
+           : t.carries_out("short_conv") || t.carries_out("output_norm") ? Pass::forward
+                                                                         : Pass::backward;
   p.H = heads.H, p.HV = heads.HV, p.K = heads.K, p.V = heads.V;
   p.dtype = dtype;
   p.beta_dtype = flag() ? dtype : DType::fp32;
@@ -218,7 +219,7 @@ void expect_launchable(const CompileRequest& request, const Resources& resources
   Extents extents;
   extents.B = extents.N = 1;
   extents.T = 1024;
-  extents.NT = extents.NS = extents.P = 64;
+  extents.NT = extents.NS = extents.P = extents.TP = 64;
   const Geometry geometry = request.source_template->geometry(
       Spec(request.constants, request.config), extents, request.target.limits);
   EXPECT_LE(geometry.shared_bytes + resources.shared_bytes, request.target.limits.shared_bytes);

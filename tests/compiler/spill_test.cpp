@@ -388,24 +388,25 @@ TEST_F(Spills, OutputNormAndItsGradientsHaveNone) {
       }
 }
 
-TEST_F(Spills, ShortConvHasNone) {
-  const Template& t = *find_template("short_conv.portable");
-  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
-    for (const std::int64_t width : {2, 4})
-      for (const std::int64_t V : {60, 128}) {
-        Problem p = problem(90, 1, 3, 128, V);
-        p.pass = Pass::forward;
-        p.dtype = p.beta_dtype = dtype;
-        p.short_conv = width;
-        p.has_conv_bias = p.initial_conv_state = p.output_conv_state = p.packed = true;
-        for (const Config& config : space(t, problem_constants(p), kHopper))
-          for (const char* arch : {"sm_80", "sm_90a"}) {
-            const Resources resources =
-                compile({&t, problem_constants(p), config, cuda_target(arch)}).resources;
-            EXPECT_EQ(resources.spill_bytes, 0) << width << V << ' ' << config.to_string();
-            EXPECT_EQ(resources.stack_bytes, 0) << width << V << ' ' << config.to_string();
-          }
-      }
+TEST_F(Spills, ShortConvAndItsGradientsHaveNone) {
+  for (const char* id : {"short_conv.portable", "short_conv_bwd.portable"})
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+      for (const std::int64_t width : {2, 4})
+        for (const std::int64_t V : {60, 128}) {
+          const Template& t = *find_template(id);
+          Problem p = problem(90, 1, 3, 128, V);
+          p.pass = t.name == "short_conv" ? Pass::forward : Pass::backward;
+          p.dtype = p.beta_dtype = dtype;
+          p.short_conv = width;
+          p.has_conv_bias = p.initial_conv_state = p.output_conv_state = p.packed = true;
+          for (const Config& config : space(t, problem_constants(p), kHopper))
+            for (const char* arch : {"sm_80", "sm_90a"}) {
+              const Resources resources =
+                  compile({&t, problem_constants(p), config, cuda_target(arch)}).resources;
+              EXPECT_EQ(resources.spill_bytes, 0) << id << width << V << ' ' << config.to_string();
+              EXPECT_EQ(resources.stack_bytes, 0) << id << width << V << ' ' << config.to_string();
+            }
+        }
 }
 
 }  // namespace

@@ -113,6 +113,35 @@ TEST_F(Kernel, OutputNorm) {
       }
 }
 
+/// Gradients of convolved rows where sequences end in each row around a warp's tokens and a part's,
+/// of every width, with channels that fill a lane's vector and a warp's lanes, and miss them.
+TEST_F(Kernel, ShortConvGradients) {
+  const Template& t = *find_template("short_conv_bwd.portable");
+  std::uint64_t seed = 70;
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const std::int64_t W : {2, 3, 4})
+      for (const std::vector<std::int64_t>& lengths :
+           {std::vector<std::int64_t>{61, 1, 1, 1, 1, 0, 62, 1, 2, 126, 257, 2, 70},
+            {64, 0, 192, 130, 3, 190},
+            {253, 3, 1, 0, 1, 1, 250}}) {
+        Problem p = problem(1, 0, 1, 2, seed % 2 == 0 ? 16 : 33, seed % 5 == 0 ? 8 : 20);
+        p.pass = Pass::backward;
+        p.dtype = p.beta_dtype = dtype;
+        p.short_conv = W;
+        p.conv_activation = seed % 3 == 0 ? Activation::none : Activation::silu;
+        p.conv_dtype = seed % 2 == 0 ? dtype : DType::fp32;
+        p.has_conv_bias = seed % 4 < 2;
+        p.initial_conv_state = seed % 3 != 1;
+        p.output_conv_state = seed % 2 == 1;
+        const StageData data =
+            make_stage_data(packed(p, lengths), 64, Gate::typical, seed, lengths, &t);
+        const std::vector<Config> configs =
+            space(t, problem_constants(data.problem), limits(), Precision::tf32, {});
+        ASSERT_FALSE(configs.empty());
+        expect_correct(t, configs[seed++ % configs.size()], data);
+      }
+}
+
 constexpr std::string_view kWalks[] = {"kda_fwd_h_o.hopper", "fwd_h_segment.hopper",
                                        "kda_fwd_h_o_resume.hopper"};
 

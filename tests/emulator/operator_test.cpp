@@ -581,16 +581,19 @@ TEST_P(EmulatedNorms, AreOfEveryOperator) {
   }
 }
 
-/// Rows convolved in front of any kernel, with sequences shorter than the window.
+/// Rows convolved in front of any kernel, and their gradients behind it, with sequences shorter
+/// than the window.
 TEST_P(EmulatedNorms, BehindConvolvedRows) {
-  Problem p = base({std::string(GetParam()), Pass::forward});
-  p.H = 1, p.HV = 2, p.K = p.V = 64;
-  p.output_norm = Activation::silu;
-  p.short_conv = 4;
-  p.packed = p.has_conv_bias = p.initial_conv_state = p.output_conv_state = true;
-  const OperatorData data = make_data(p, Gate::mixed, 46, {5, 70, 1, 0, 64, 3, 0, 30});
-  for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-    check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    Problem p = base({std::string(GetParam()), pass});
+    p.H = 1, p.HV = 2, p.K = p.V = 64;
+    p.output_norm = Activation::silu;
+    p.short_conv = 4;
+    p.packed = p.has_conv_bias = p.initial_conv_state = p.output_conv_state = true;
+    const OperatorData data = make_data(p, Gate::mixed, 46, {5, 70, 1, 0, 64, 3, 0, 30});
+    for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+      check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedNorms,
