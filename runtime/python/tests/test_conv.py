@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from conftest import Call, make
 from reference import error, recurrence
 from wyvern import ops
+from wyvern._recurrence import convolve
 
 FUNCTIONS = [
     ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda, ops.chunk_gated_delta_product, ops.chunk_gdn2,
@@ -173,22 +174,103 @@ def test_float64_has_every_derivative(function: Any, packed: bool) -> None:
         assert torch.autograd.gradgradcheck(run, tuple(tensors.values()))
 
 
-@pytest.mark.parametrize("name", ["q", "beta", "conv_weight", "conv_bias", "initial_conv_state"])
-def test_gradients_are_refused_by_name(name: str) -> None:
+GRADIENTS = {torch.float32: (2e-5, 5e-5), torch.bfloat16: (8e-3, 2e-2), torch.float16: (8e-3, 2e-2)}
+OF_ROWS = ("q", "k", "v", "initial_state", "initial_conv_state")  # whose gradients have the first bound
+
+
+def trained(function: Callable[..., Any], device: str, dtype: torch.dtype, **sizes: Any) -> Call:
+    """With gradients of everything."""
+    call = batch(function, device, dtype, **sizes)
+    call.tensors |= call.fixed
+    call.tensors = {name: x.detach().requires_grad_() for name, x in call.tensors.items()}
+    call.fixed = {}
+    return call
+
+
+def exact_gradients(call: Call, seeds: list[torch.Tensor]) -> list[torch.Tensor]:
+    """In float64, where convolved rows are rounded to the dtype of q and their gradients are not."""
+    dtype = call.tensors["q"].dtype
+    given = {name: x.detach().double().cpu().requires_grad_() for name, x in call.tensors.items()}
+    fixed = {name: x.cpu() for name, x in call.fixed.items()}
+    *rows, last = convolve(
+        *(given[name] for name in ("q", "k", "v", "conv_weight")), bias=given.get("conv_bias"),
+        initial=given["initial_conv_state"], cu_seqlens=fixed.get("cu_seqlens"), steps=call.reference.get("steps", 1),
+        silu=call.options.get("conv_activation", "silu") is not None,
+    )  # fmt: skip
+    rows = [x + (x.to(dtype).double() - x).detach() for x in rows]
+    beside = {name: x for name, x in given.items() if "conv" not in name and name not in ("q", "k", "v")}
+    others = {NAMES.get(name, name): x for name, x in beside.items()}
+    o, state = recurrence(*rows, **others, **fixed, **call.reference)
+    return list(torch.autograd.grad([o, state, last], list(given.values()), [x.double().cpu() for x in seeds]))
+
+
+@pytest.mark.parametrize(("W", "activation", "packed"), [(4, "silu", True), (3, None, False), (2, "silu", False)])
+@pytest.mark.parametrize("dtype", GRADIENTS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_gradients(
+    function: Any, dtype: torch.dtype, W: int, activation: str | None, packed: bool, device: str
+) -> None:
+    """Of a pack with empty sequences and some shorter than the window; of weights in the model's dtype."""
+    call = trained(function, device, dtype, W=W, bias=W != 3, T=80, N=6 if packed else None)
+    call.options["conv_activation"] = activation
+    if packed:
+        call.fixed["cu_seqlens"] = torch.tensor([0, 1, 1, 70, 72, 80, 80], device=device)
+    if W == 2:
+        for name in ("conv_weight", "conv_bias"):
+            call.tensors[name] = call.tensors[name].detach().to(dtype).requires_grad_()
+    outputs = call()
+    seeds = [torch.randn_like(x) for x in outputs]
+    gradients = torch.autograd.grad(outputs, call.leaves(), seeds)
+    rows, others = GRADIENTS[dtype]
+    for name, got, wanted in zip(call.tensors, gradients, exact_gradients(call, seeds), strict=True):
+        assert got.dtype is call.tensors[name].dtype, name
+        assert error(got, wanted) < (rows if name in OF_ROWS else others), name
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_gradients_are_the_same_compiled_and_kept(function: Any, device: str) -> None:
+    call = trained(function, device, torch.float32)
+    seeds = [torch.randn_like(x) for x in call()]
+    wanted = torch.autograd.grad(call(), call.leaves(), seeds)
+    torch._dynamo.reset()
+    step = torch.compile(
+        lambda *leaves: call.function(**dict(zip(call.tensors, leaves, strict=True)), **call.options),
+        backend="aot_eager", fullgraph=True,
+    )  # fmt: skip
+    for one, other in zip(torch.autograd.grad(step(*call.leaves()), call.leaves(), seeds), wanted, strict=True):
+        assert torch.equal(one, other)
+    call.options["disable_recompute"] = True
+    for one, other in zip(torch.autograd.grad(call(), call.leaves(), seeds), wanted, strict=True):
+        assert error(one, other.double().cpu()) < 5e-5
+
+
+def test_gradients_of_one_output_and_of_samples(device: str) -> None:
+    call = trained(ops.chunk_gated_delta_rule, device, torch.float32)
+    leaves, at = [x.detach() for x in call.leaves()], list(call.tensors).index("conv_weight")
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        o, _, last = call.function(**dict(zip(call.tensors, given, strict=True)), **call.options)
+        return o.sum() + (last * last).sum()
+
+    wanted = torch.autograd.grad(loss(*call.leaves()), call.tensors["conv_weight"])[0]
+    assert torch.equal(torch.func.grad(loss, at)(*leaves), wanted)
+    both = torch.func.vmap(torch.func.grad(loss, at))(*(torch.stack([x, x]) for x in leaves))
+    assert torch.equal(both[0], wanted) and torch.equal(both[1], wanted)
+    # Of the last rows alone: they are rows as they were given.
+    *_, last = call()
+    q, weight = torch.autograd.grad(last.sum(), [call.tensors["q"], call.tensors["conv_weight"]])
+    assert torch.equal(q[:, -3:], torch.ones_like(q[:, -3:])) and not q[:, :-3].any() and not weight.any()
+
+
+@pytest.mark.parametrize("name", ["q", "conv_weight", "initial_conv_state"])
+def test_gradients_are_refused_with_out(name: str) -> None:
     call = batch(ops.chunk_gated_delta_rule, "cpu", torch.float32)
     tensors = call.tensors | call.fixed
     tensors[name].requires_grad_()
-    refused = f"^{name} requires a gradient; with conv_weight there is none: call under torch.no_grad"
-    with pytest.raises(ValueError, match=refused):
-        call()
-    with torch.no_grad():
-        assert not call()[0].requires_grad
     out = torch.full_like(tensors["v"], float("nan"))
     with pytest.raises(ValueError, match=f"^{name} requires a gradient; with out, .* under torch.no_grad"):
         call.function(**tensors, out=out)
     assert out.isnan().all()
-    with pytest.raises(NotImplementedError, match="^conv_weight is given, with which torch.func cannot"):
-        torch.func.grad(lambda x: call.function(**tensors | {name: x})[0].sum())(tensors[name].detach())
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {

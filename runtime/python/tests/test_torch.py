@@ -91,6 +91,7 @@ OPERATORS = {
     "op=gdn2": ops.chunk_gdn2,
     "op=gated_delta_rule output_norm=silu keep_output=1": ops.chunk_gated_delta_rule,
     "op=kda output_final_state=1 return_intermediate_states=1 output_conv_state=1": ops.chunk_kda,
+    "op=gated_delta_rule output_conv_state=1": ops.chunk_gated_delta_rule,
 }
 
 
@@ -113,7 +114,8 @@ def test_the_dispatcher_holds_the_operators_to_its_rules(device: str, problem: s
     o, *others = _call.forward_op(problem, *inputs)
     kept = others if "disable_recompute" in problem or "keep_output" in problem else []
     backward = problem.removesuffix(" keep_output=1")
-    torch.library.opcheck(_call.backward_op, (backward, *inputs, torch.randn_like(o), None, None, kept))
+    window = torch.randn(1, 96, 2, device=device) if "output_conv_state" in problem else None
+    torch.library.opcheck(_call.backward_op, (backward, *inputs, torch.randn_like(o), None, window, kept))
 
 
 def test_checkpoint(device: str) -> None:

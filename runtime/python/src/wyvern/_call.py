@@ -7,7 +7,7 @@ the fields that ``wyvern_field_get()`` lists; in Python it is a dictionary until
 * forward: o, final_state, intermediate_states, final_conv_state, then what ``disable_recompute=1`` and
   ``keep_output=1`` keep for the backward pass (``KEPT``);
 * backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias, norm_weight,
-  norm_gate.
+  norm_gate, conv_weight, conv_bias, initial_conv_state.
 
 ``wyvern::update`` is the forward or the recurrent pass that has no gradient: it writes to tensors of the
 caller, a pool of states, states inside sequences, o (``out`` in Python) and final states, and gives o, or
@@ -69,7 +69,8 @@ INPUTS = Inputs._fields
 _BESIDE = tuple(UPDATED)[len(INPUTS) :]  # what an update takes beside the inputs
 _HAS_GRADIENT = tuple(not name.startswith("cu_seqlens") for name in INPUTS)
 KEPT = ("Tinv", "Aqk", "w", "qg", "kg", "h", "v_new", "o_raw")
-_PARAMETERS = ("A_log", "dt_bias", "norm_weight")  # of a layer: the batch shares them
+_PARAMETERS = ("A_log", "dt_bias", "norm_weight", "conv_weight", "conv_bias")  # the batch shares them
+_FP32_GRADIENTS = ("initial_state", "conv_weight", "conv_bias")  # whatever dtype the input has
 VECTOR_GATED = ("kda", "gdn2")
 
 
@@ -169,7 +170,7 @@ def _update_shapes(problem: str, *tensors: Tensor | None) -> Tensor:
 @torch.library.register_fake("wyvern::backward")
 def _backward_shapes(problem: str, *tensors: Any) -> list[Tensor]:
     return [
-        x.new_empty(x.shape, dtype=torch.float32 if name == "initial_state" else x.dtype)
+        x.new_empty(x.shape, dtype=torch.float32 if name in _FP32_GRADIENTS else x.dtype)
         for name, x, has_gradient in zip(INPUTS, tensors, _HAS_GRADIENT, strict=False)
         if x is not None and has_gradient
     ]
@@ -245,18 +246,20 @@ class _Recurrence(torch.autograd.Function):
         return tuple(outputs[:given])
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
+    def backward(ctx: Any, do: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
+        dht = others[0] if "output_final_state=1" in ctx.problem else None
+        dlast = others[-1] if "output_conv_state=1" in ctx.problem else None
         saved = ctx.saved_tensors
         inputs, kept = saved[: ctx.kept_from], list(saved[ctx.kept_from :])
         q, _, v = inputs[:3]
         if do is None:
-            if dht is None:
+            if dht is None and dlast is None:
                 return (None,) * (ctx.kept_from + 3)
             do = q.new_zeros([*q.shape[:2], *v.shape[2:]])
-        gradients = backward_op(ctx.problem, *inputs, do, dht, None, kept)
+        gradients = backward_op(ctx.problem, *inputs, do, dht, dlast, kept)
         if torch.is_grad_enabled():  # create_graph=True, or torch.func
             count = len(gradients)
-            gradients = _OnceDifferentiable.apply(ctx.problem, count, *gradients, *inputs, do, dht)
+            gradients = _OnceDifferentiable.apply(ctx.problem, count, *gradients, *inputs, do, dht, dlast)
         result: list[Tensor | None] = [None, None, None]
         at = 0
         for x, has_gradient in zip(inputs, _HAS_GRADIENT, strict=True):
@@ -281,6 +284,7 @@ class _Transformable(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         problem, _, given, *tensors = inputs
         ctx.problem = problem
+        ctx.given = given
         ctx.kept_from = len(tensors)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*output[given:])
@@ -288,7 +292,7 @@ class _Transformable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        return _Recurrence.backward(ctx, *gradients[:2])
+        return _Recurrence.backward(ctx, *gradients[: ctx.given])
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
@@ -338,15 +342,14 @@ is_transformed = torch._C._are_functorch_transforms_active
 def run(
     problem: Problem, text: str, inputs: Inputs, disable_recompute: bool = False
 ) -> Sequence[Tensor]:
-    """o, with the final state where the problem asks for it, with their gradients where they are asked.
+    """o, with the final state and the last rows where the problem asks for them, with their gradients where
+    they are asked.
 
     text: the problem's. RuntimeErrors of it are for :func:`raise_as_python`.
     """
-    given = 1 + ("output_final_state" in problem)
+    given = 1 + ("output_final_state" in problem) + ("output_conv_state" in problem)
     recurrent_norm = "output_norm" in problem and problem.get("pass") == "recurrent"
     if is_transformed():
-        if inputs.conv_weight is not None:
-            raise NotImplementedError("conv_weight is given, with which torch.func cannot transform the call")
         if recurrent_norm:
             raise NotImplementedError(
                 "norm_gate is given to a fused_recurrent function, which torch.func cannot transform then: call "
@@ -358,14 +361,12 @@ def run(
     if torch.is_grad_enabled() and _requires_gradient(inputs):
         if "batch_invariant" in problem:
             raise ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
-        if recurrent_norm or inputs.conv_weight is not None:
+        if recurrent_norm:
             named = by_parameter(problem, inputs).items()
             first = next(name for name, x in named if x is not None and x.requires_grad)
             raise ValueError(
                 f"{first} requires a gradient; a fused_recurrent function has none with norm_gate: call the "
                 "chunk function, or call under torch.no_grad()"
-                if recurrent_norm
-                else f"{first} requires a gradient; with conv_weight there is none: call under torch.no_grad()"
             )
         return _Recurrence.apply(*_texts(problem, text, disable_recompute), given, *inputs)
     return forward_op(text, *inputs)

@@ -229,8 +229,8 @@ def chunk_gated_delta_rule(
         conv_weight: ``[C, W]``, W from 2 to 4, in the dtype of q or float32: q, k and v as they are given are
             convolved before all else, each of their C = H K + H K + HV V channels (q's, then k's, then v's) by
             itself: row t becomes ``act(conv_bias + sum(conv_weight[:, i] * row[t - W + 1 + i]))``, rounded to
-            the dtype of q. Gates and beta are not convolved. Without gradients but in float64: inputs that
-            require one are refused. It goes with none of ``state``, ``checkpoints`` and ``torch.func``.
+            the dtype of q. Gates and beta are not convolved. It goes with neither ``state`` nor
+            ``checkpoints``.
         conv_bias: ``[C]``, of the same dtype.
         conv_activation: "silu" (or "swish"), or None.
         initial_conv_state: ``[N, C, W - 1]`` in the dtype of q: the rows before each sequence's first, the
