@@ -414,3 +414,61 @@ def test_steps_and_decays_belong_together() -> None:
     layer.parts["k"] = layer.parts["k"].unflatten(-1, (4, 16))
     with pytest.raises(ValueError, match=r"^k has shape \[1, 3, 4, 16\]; it must be \[1, 3, 64\]$"):
         layer(split=True)
+
+
+GRADIENTS = {
+    torch.float64: (1e-11, 1e-11), torch.float32: (2e-5, 5e-5), torch.bfloat16: (8e-3, 2e-2),
+    torch.float16: (8e-3, 2e-2),
+}  # fmt: skip
+OF_ROWS = ("q", "k", "v", "initial_state", "initial_conv_state")  # whose gradients have the first bound
+
+
+@pytest.mark.parametrize("bounds", [None, PACK])
+@pytest.mark.parametrize("dtype", GRADIENTS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_gradients(function: Any, dtype: torch.dtype, bounds: list[int] | None, device: str) -> None:
+    """Of the projection in one tensor and of all others, through o and both states."""
+    if dtype is torch.float64 and device != "cpu":
+        pytest.skip("float64 is computed on the CPU")
+    layer = leaves(make(function, dtype, device, bounds=bounds))
+    projected = torch.cat(list(layer.parts.values()), -1).detach().requires_grad_()
+    outputs = function(projected, order="".join(layer.parts), **layer.tensors, **layer.options)
+    seeds = [torch.randn(x.shape).to(x) for x in outputs]
+    torch.autograd.backward(outputs, seeds)
+    got = dict(zip(layer.parts, projected.grad.split([x.shape[-1] for x in layer.parts.values()], -1), strict=True))
+    got |= {name: x.grad for name, x in layer.tensors.items()}
+
+    x = {name: value.requires_grad_() for name, value in in_float64(layer).items()}
+    options = {name: value.cpu() if name == "cu_seqlens" else value for name, value in layer.options.items()}
+    wanted = exact(Layer(function, {}, {}, options), x, dtype)
+    torch.autograd.backward(wanted, [seed.double().cpu() for seed in seeds])
+    for name, value in x.items():
+        assert error(got[name], value.grad) < GRADIENTS[dtype][name not in OF_ROWS], name
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.bfloat16, 0)])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_gradients_of_parts(function: Any, dtype: torch.dtype, bound: float, device: str) -> None:
+    """Of tensors on their own and of weights in three parts: those of one, bit by bit but in float64, which PyTorch
+    sums in an order that depends on strides."""
+    if dtype is torch.float64 and device != "cpu":
+        pytest.skip("float64 is computed on the CPU")
+    layer = leaves(make(function, dtype, device))
+    outputs = layer(split=True)
+    seeds = [torch.randn(x.shape).to(x) for x in outputs]
+    torch.autograd.backward(outputs, seeds)
+    apart = leaves(layer)
+    C, steps = apart.tensors["conv_weight"].shape[0], apart.options.get("num_householder", 1)
+    widths = [32, 32 * steps, 128 * steps]
+    assert sum(widths) == C
+    names = ("conv_weight", "conv_bias")
+    three = {name: [x.detach().requires_grad_() for x in apart.tensors[name].split(widths)] for name in names}
+    projected = torch.cat(list(apart.parts.values()), -1).detach().requires_grad_()
+    again = function(projected, order="".join(apart.parts), **apart.tensors | three, **apart.options)
+    torch.autograd.backward(again, seeds)
+    whole = torch.cat([x.grad for x in layer.parts.values()], -1)
+    assert error(projected.grad, whole) <= bound
+    gradients = {name: torch.cat([x.grad for x in three[name]]) for name in names}
+    gradients |= {name: x.grad for name, x in apart.tensors.items() if name not in names}
+    for name, gradient in gradients.items():
+        assert error(gradient, layer.tensors[name].grad) <= bound, name
