@@ -191,6 +191,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+WHOLE = {
+    "GatedDeltaNet": ("gated_delta_net", "fused_recurrent_gated_delta_rule"),
+    "GatedDeltaNet with biases": ("gated_delta_net", "fused_recurrent_gated_delta_rule"),
+    "KimiDeltaAttention": ("kimi_delta", "fused_recurrent_kda"),
+    "KimiDeltaAttention with a bound": ("kimi_delta", "fused_recurrent_kda"),
+}  # what serves a prompt as a whole, and a step of decoding
+
+
 def layer_of(name: str) -> Any:
     from fla import layers
 
@@ -227,13 +235,15 @@ def exact_output(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return layer.o_proj(o.flatten(2))
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_train_on_the_cpu(name: str) -> None:
-    layer = layer_of(name)
+def test_layers_train_on_the_cpu(name: str, dtype: torch.dtype, whole: bool) -> None:
+    layer = layer_of(name).to(dtype)
     exact = copy.deepcopy(layer).double()
-    x = torch.randn(2, 70, 48, requires_grad=True)
-    seed = torch.randn(2, 70, 48)
-    with wyvern.fla.enable():
+    x = torch.randn(2, 70, 48, dtype=dtype, requires_grad=True)
+    seed = torch.randn(2, 70, 48, dtype=dtype)
+    with wyvern.fla.enable(layers=whole):
         o, _, _ = layer(x)
         o.backward(seed)
     wanted_x = x.detach().double().requires_grad_()
@@ -244,14 +254,10 @@ def test_layers_train_on_the_cpu(name: str) -> None:
         assert error(value.grad, other.grad) < 5e-5, weight
     counted = wyvern.fla.report()
     assert sum(counted.served.values()) == 1 and not counted.declined
+    if whole and name in WHOLE:
+        assert counted.served == {WHOLE[name][0]: 1}
 
 
-WHOLE = {
-    "GatedDeltaNet": ("gated_delta_net", "fused_recurrent_gated_delta_rule"),
-    "GatedDeltaNet with biases": ("gated_delta_net", "fused_recurrent_gated_delta_rule"),
-    "KimiDeltaAttention": ("kimi_delta", "fused_recurrent_kda"),
-    "KimiDeltaAttention with a bound": ("kimi_delta", "fused_recurrent_kda"),
-}  # what serves a prompt as a whole, and a step of decoding
 WHOLE_OTHERS = {
     "DeltaNet": "delta_net",
     "GatedDeltaProduct": "gated_delta_product",
@@ -371,7 +377,7 @@ def test_other_layers_are_as_without(name: str) -> None:
 
 
 def test_calls_that_are_not_whole() -> None:
-    """With gradients, and where wyvern.layers declines: by the operators; after disable() by the library alone."""
+    """Where wyvern.layers declines: by the operators; after disable() by the library alone."""
     from fla.layers import GatedDeltaNet
 
     own, layer = GatedDeltaNet.forward, layer_of("GatedDeltaNet")
@@ -380,16 +386,15 @@ def test_calls_that_are_not_whole() -> None:
         assert GatedDeltaNet.forward is own
         with wyvern.fla.enable(layers=True):
             assert GatedDeltaNet.forward is not own
-            wanted = layer(x)[0]
-            wanted.sum().backward()
-            assert wyvern.fla.report(reset=True).served == {"chunk_gated_delta_rule": 1}
+            with torch.no_grad():
+                wanted = layer(x)[0]
+            assert wyvern.fla.report(reset=True).served == {"gated_delta_net": 1}
             layer.conv_size = 5
             for name in "qkv":
                 conv = getattr(layer, f"{name}_conv1d")
                 conv.weight = torch.nn.Parameter(torch.nn.functional.pad(conv.weight, (1, 0)).detach())
                 conv.kernel_size = (5,)
-            with torch.no_grad():
-                assert error(layer(x)[0], wanted) < 1e-6
+            assert error(layer(x)[0], wanted) < 1e-6
         assert GatedDeltaNet.forward is own and wyvern.fla.is_enabled()
     counted = wyvern.fla.report()
     assert counted.served == {"chunk_gated_delta_rule": 1}

@@ -13,8 +13,7 @@ they are.
 
 ``enable(layers=True)`` has ``GatedDeltaNet``, ``KimiDeltaAttention``, ``DeltaNet``, ``GatedDeltaProduct`` and
 ``GatedDeltaNet2`` computed by :mod:`wyvern.layers` between their projections: convolution, operator and norm in one
-call. So they are without gradients, but for a step of decoding, where they have short convolutions and a
-``FusedRMSNormGated``; else as without it. Caches are theirs: the first column of a convolution's, which nothing reads,
+call, but for a step of decoding, where they have short convolutions and a ``FusedRMSNormGated``; else as without it. Caches are theirs: the first column of a convolution's, which nothing reads,
 is 0.
 
 Calls with the library's ``cp_context`` are served too, forwards and backwards by Wyvern's exchange. Whether a call
@@ -84,7 +83,7 @@ def enable(layers: bool = False) -> Enabled:
         with wyvern.fla.enable():
             loss = model(tokens).loss
 
-    layers: serve layers as a whole too, where a call has no gradient. Their calls of operators are other problems
+    layers: serve layers as a whole too. Their calls of operators are other problems
     then, with a convolution and a norm, for which neither the shipped plans nor those of ``tune --preset`` are.
 
     Raises:

@@ -11,8 +11,8 @@ replaced, so models that exist are served too. What Wyvern declines goes to the 
 calls flash-linear-attention where that is installed, else PyTorch.
 
 ``enable(layers=True)`` has the linear layers of Qwen3-Next, Qwen3.5 and Kimi Linear computed by :mod:`wyvern.layers`
-between their projections: convolution, operator and norm in one call. So they are without gradients, but for a step of
-decoding and where the cache records its past; else as without it. Caches are theirs.
+between their projections: convolution, operator and norm in one call, but for a step of decoding and where the cache
+records its past; else as without it. Caches are theirs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def enable(layers: bool = False) -> Enabled:
         with wyvern.transformers.enable():
             tokens = model.generate(prompt)
 
-    layers: serve layers as a whole too, where a call has no gradient. Their calls of operators are other problems
+    layers: serve layers as a whole too. Their calls of operators are other problems
     then, with a convolution and a norm, for which neither the shipped plans nor those of ``tune --preset`` are.
 
     Raises:
