@@ -271,12 +271,12 @@ def test_compiled(function: Any, device: str) -> None:
 
 
 def test_autocast(device: str) -> None:
-    """Projections in float32 are cast, z with q, k and v; logits and decays are not."""
+    """Projections and windows in float32 are cast, z with q, k and v; logits and decays are not."""
     layer = make(layers.gated_delta_net, device=device)
-    layer.tensors["initial_conv_state"] = layer.tensors["initial_conv_state"].bfloat16()
     with torch.autocast(device, torch.bfloat16):
         outputs = layer()
     layer.parts |= {name: layer.parts[name].bfloat16() for name in "qkvz"}
+    layer.tensors["initial_conv_state"] = layer.tensors["initial_conv_state"].bfloat16()
     wanted = layer(split=True)
     assert outputs.o.dtype is torch.bfloat16
     assert all(torch.equal(x, y) for x, y in zip(outputs, wanted, strict=True))

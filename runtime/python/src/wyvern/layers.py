@@ -467,9 +467,6 @@ def _run(
     if (z is None) != (norm_weight is None):
         name, other = ("z", "norm_weight") if z is None else ("norm_weight", "z")
         raise ValueError(f"{name} is missing; it must be given with {other}")
-    kind = x["q"].device.type
-    if z is not None and z.dtype is not torch.float64 and torch.is_autocast_enabled(kind):
-        z = z.to(torch.get_autocast_dtype(kind))  # as q, k and v are cast by the operator
     outputs = function(
         x["q"], x["k"], x["v"], conv_weight=_joined("conv_weight", conv_weight, 2),
         conv_bias=None if conv_bias is None else _joined("conv_bias", conv_bias, 1),

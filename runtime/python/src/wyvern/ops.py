@@ -6,7 +6,7 @@ head h reads key head h // (HV // H)), K and V their dimensions, N sequences: B,
 
 All take tensors of the CPU and of CUDA devices, in float32, float16 or bfloat16 (q, k and v alike; gates
 as q or in float32), and have gradients for every floating-point input, the final state's included. They
-work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
+work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k, v and norm_gate are cast), activation
 checkpointing, ``torch.func.grad``, ``torch.func.vmap`` (whose dimension becomes a part of the
 batch, or a call for each sample where batches are packed or parameters of the gate or the norm differ or
 get gradients) and, once called with the same shapes before, in CUDA graphs. They run on the current
@@ -1128,20 +1128,17 @@ def _call(
         if pool is not None:
             _check_pool(problem, pool, inputs, disable_recompute, return_intermediate_states)
             problem |= pool.fields
-        if not _heads_first_told and problem.get("pass") != "recurrent" and cp_context is None:
-            # Decoding has few tokens, and so may a rank.
-            _suspect_heads_first(q)
+        if not (_heads_first_told or conv_weight is not None or cp_context is not None):
+            if problem.get("pass") != "recurrent":  # decoding has few tokens, and so may layers and ranks
+                _suspect_heads_first(q)
         if dt_bias is not None:
             problem["has_dt_bias"] = 1
         text = text_of(problem)
         # What was seen would be a condition of what is compiled.
         if not torch.compiler.is_compiling() and text not in _seen:
             _suspect_values(problem, text, k, g)
-        cast: dict[str, Tensor] = {}
-        if _any_autocast():
-            q, k, v = _autocast(q, k, v)
-            cast = {"q": q, "k": k, "v": v}
-        dtype = q.dtype
+        cast = _autocast(inputs) if _any_autocast() else {}
+        dtype = cast.get("q", q).dtype
         if dtype is torch.float64:
             inputs = inputs._replace(**cast)
             if cp_context is not None:
@@ -1405,15 +1402,18 @@ def _exact(
     return _recurrence.run(problem, inputs)
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as autocast would have them: gates and states keep their dtypes."""
-    kind = q.device.type
+def _autocast(inputs: Inputs) -> dict[str, Tensor]:
+    """What autocast would have in another dtype, by name: rows of tokens and windows of them; gates of decays,
+    rates, weights and states keep their dtypes."""
+    kind = inputs.q.device.type
     if not torch.is_autocast_enabled(kind):
-        return q, k, v
+        return {}
     dtype = torch.get_autocast_dtype(kind)
-    if q.dtype in _FLOATS and k.dtype in _FLOATS and v.dtype in _FLOATS:
-        return q.to(dtype), k.to(dtype), v.to(dtype)
-    return q, k, v
+    names = ("q", "k", "v", "norm_gate", "initial_conv_state")
+    given = {name: x for name in names if (x := getattr(inputs, name)) is not None}
+    if any(x.dtype not in _FLOATS for x in given.values()):
+        return {}
+    return {name: x.to(dtype) for name, x in given.items()}
 
 
 def _gate(problem: Problem, g: Tensor) -> Tensor:
