@@ -74,9 +74,12 @@ std::vector<std::string> rows_of_tokens(const Operator& op) {
       !op.problem().output_norm && std::any_of(op.plan().begin(), op.plan().end(), makes_output);
   const OperatorDefinition& definition = definition_of(op.problem());
   std::vector<std::string> names;
-  for (const TensorSpec& spec : tensor_specs(op.problem()))
-    if (spec.present && definition.rule(spec.name).strided && !(dense_output && spec.name == "o"))
+  for (const TensorSpec& spec : tensor_specs(op.problem())) {
+    if (!spec.present || (dense_output && spec.name == "o")) continue;
+    const bool of_rows = spec.name == "dq" || spec.name == "dk" || spec.name == "dv";
+    if (definition.rule(spec.name).strided || (of_rows && op.problem().short_conv))
       names.emplace_back(spec.name);
+  }
   return names;
 }
 
