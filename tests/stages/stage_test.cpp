@@ -450,9 +450,12 @@ TEST_P(StageSanitize, SmallShapes) {
       const auto config = config_for(t, problem, limits(), BT, Precision::tf32x3);
       if (!config) continue;
       ++checked;
+      // Mixed gates of channels leave all but nothing of a map of states, and of that no digits.
+      const bool channels = gate_kind(problem) == GateKind::vector;
+      const Gate gate = problem.summary && channels ? Gate::typical : Gate::mixed;
       expect_stage_matches(
           device(), {id, *config},
-          make_stage_data(problem, BT, Gate::mixed, 2, {segment_tokens(t, BT) + 33, 0, 1, 36}, &t),
+          make_stage_data(problem, BT, gate, 2, {segment_tokens(t, BT) + 33, 0, 1, 36}, &t),
           Guards::none);
     }
   EXPECT_GE(checked, 2U);
