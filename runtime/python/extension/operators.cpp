@@ -1,9 +1,12 @@
-// The operators of PyTorch's dispatcher, wyvern::forward, ::backward and ::update, and the
-// functions by which the Python package (src/wyvern/_extension.py) loads and steers this library.
+// The operators of PyTorch's dispatcher, wyvern::forward, ::backward, ::update, ::summary,
+// ::backward_summary and ::fold, and the functions by which the Python package
+// (src/wyvern/_extension.py) loads and steers this library.
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,9 +28,16 @@ const char* name_of(Operation operation) {
   switch (operation) {
     case Operation::forward: return "forward";
     case Operation::backward: return "backward";
+    case Operation::summary: return "summary";
+    case Operation::backward_summary: return "backward_summary";
     case Operation::update: break;
   }
   return "update";
+}
+
+/// Whether it gives a tensor and not a list.
+constexpr bool gives_one(Operation operation) {
+  return operation == Operation::update || is_summary(operation);
 }
 
 std::string schema(Operation operation) {
@@ -35,18 +45,25 @@ std::string schema(Operation operation) {
   for (std::size_t i = 0; i < kInputs.size(); ++i)
     text += std::string(i < kRequired ? ", Tensor " : ", Tensor? ") + kInputs[i];
   text += ", Tensor? cu_seqlens_cpu";
-  if (operation == Operation::backward)
-    text += ", Tensor do, Tensor? dht, Tensor? dfinal_conv_state, Tensor[] kept";
+  if (is_backward(operation)) text += ", Tensor do, Tensor? dht";
+  if (operation == Operation::backward) text += ", Tensor? dfinal_conv_state, Tensor[] kept";
   char alias = 'a';
   if (operation == Operation::update)
     for (std::size_t i = 0; i < kPool.size(); ++i)
       text += (kWritten[i] ? std::string(", Tensor(") + alias++ + "!)? " : ", Tensor? ") + kPool[i];
   // With a list among the outputs PyTorch does not trace an operator that writes to its inputs, and
   // none may give an input back: where the caller has o, what an update gives is empty.
-  return text + (operation == Operation::update ? ") -> Tensor" : ") -> Tensor[]");
+  return text + (gives_one(operation) ? ") -> Tensor" : ") -> Tensor[]");
 }
 
+/// order: the ranges in the order of tokens, by their places in summaries.
+constexpr const char* kFoldSchema =
+    "fold(Tensor summaries, int[] order, int V, bool reverse) -> Tensor";
+
 constexpr std::uintptr_t kAlignment = 16, kWorkspaceAlignment = 256;
+constexpr std::size_t input_place(std::string_view input) {
+  return static_cast<std::size_t>(std::ranges::find(kInputs, input) - kInputs.begin());
+}
 /// Of a call beside its inputs: of a backward pass, or of an update.
 constexpr std::size_t kMostBeside = std::max(kOutputGradients.size(), kPool.size());
 constexpr std::size_t kOutput = kInputs.size() + (std::ranges::find(kPool, std::string_view("o")) -
@@ -282,20 +299,23 @@ std::string take_string(StableIValue value) {
   return own;
 }
 
-std::vector<Tensor> take_list(StableIValue value) {
+template <class Element>
+std::vector<Element> take_list(StableIValue value, Element (*take)(StableIValue)) {
   auto* const list =
       reinterpret_cast<StableListHandle>(value);  // NOLINT(performance-no-int-to-ptr)
   std::size_t count = 0;
   check_torch(torch().torch_list_size(list, &count), "list_size");
-  std::vector<Tensor> tensors(count);
+  std::vector<Element> elements(count);
   for (std::size_t i = 0; i < count; ++i) {
     StableIValue item = 0;
     check_torch(torch().torch_list_get_item(list, i, &item), "list_get_item");
-    tensors[i] = take_tensor(item);
+    elements[i] = take(item);
   }
   torch().torch_delete_list(list);
-  return tensors;
+  return elements;
 }
+
+std::int64_t take_integer(StableIValue value) { return static_cast<std::int64_t>(value); }
 
 Call take(const StableIValue* stack, Operation operation) {
   Call call;
@@ -307,11 +327,13 @@ Call take(const StableIValue* stack, Operation operation) {
   if (operation == Operation::update)
     for (std::size_t i = 0; i < kPool.size(); ++i)
       call.tensors[kInputs.size() + i] = take_optional(stack[at++]);
-  if (operation != Operation::backward) return call;
+  if (!is_backward(operation)) return call;
   call.tensors[kInputs.size()] = take_tensor(stack[at++]);
-  for (std::size_t i = 1; i < kOutputGradients.size(); ++i)
+  call.tensors[kInputs.size() + 1] = take_optional(stack[at++]);
+  if (operation != Operation::backward) return call;
+  for (std::size_t i = 2; i < kOutputGradients.size(); ++i)
     call.tensors[kInputs.size() + i] = take_optional(stack[at++]);
-  call.kept = take_list(stack[at++]);
+  call.kept = take_list(stack[at++], take_tensor);
   return call;
 }
 
@@ -426,8 +448,10 @@ bool takes(const Prepared& op, const wyvern_tensor& tensor) {
 /// The tensors of a call beside its inputs.
 std::span<const char* const> beside(Operation operation) {
   switch (operation) {
-    case Operation::forward: break;
-    case Operation::backward: return kOutputGradients;
+    case Operation::forward:
+    case Operation::summary: break;
+    case Operation::backward:
+    case Operation::backward_summary: return kOutputGradients;
     case Operation::update: return kPool;
   }
   return {};
@@ -456,6 +480,8 @@ std::vector<Tensor> run(Call& call, Operation operation) {
   request.shown_name = shown_name;
   request.dtype_name = dtype_text;
   const Prepared& op = prepared(request);
+  if (is_summary(operation))
+    call.tensors[input_place(is_backward(operation) ? "v" : "q")] = Tensor();
   for (std::size_t i = 0; i < count; ++i) {
     // A copy of what is written would be nobody's.
     if (operation == Operation::update && i >= kInputs.size() && kWritten[i - kInputs.size()])
@@ -490,7 +516,7 @@ template <Operation operation>
 void kernel(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   Call call = take(stack, operation);
   std::vector<Tensor> outputs = run(call, operation);
-  if constexpr (operation == Operation::update) {
+  if constexpr (gives_one(operation)) {
     if (outputs.empty()) {
       const std::int64_t none = 0;
       outputs.push_back(empty({&none, 1}, numbers().bytes, place_of(call.tensors[0])));
@@ -501,25 +527,102 @@ void kernel(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outpu
   }
 }
 
+Tensor run_fold(Tensor summaries, std::vector<std::int64_t> order, std::int64_t V, bool reverse) {
+  const Place place = place_of(summaries);
+  if (place.type != numbers().cpu && place.type != numbers().cuda)
+    throw Refusal(Kind::value,
+                  "summaries is on another device; it must be on the CPU or a CUDA device");
+  const auto own_name = [](const char* name) { return name; };
+  wyvern_tensor given = describe("summaries", summaries, place, own_name);
+  make_dense(summaries, given, place);
+  constexpr std::int32_t kLeastRank = 4;
+  if (given.rank < kLeastRank)
+    throw Refusal(Kind::value, "summaries has " + std::to_string(given.rank) +
+                                   " dimensions; it must have 4 or more");
+  if (given.dtype != WYVERN_FP32)
+    throw Refusal(Kind::type, std::string("summaries is ") + dtype_text(given.dtype) +
+                                  "; it must be torch.float32");
+  std::vector<std::int64_t> shape(given.shape, given.shape + given.rank);
+  FoldRequest request;
+  request.cuda_device = place.type == numbers().cuda ? place.index : -1;
+  request.stream = stream_of(place);
+  request.options.ranges = shape.front();
+  request.options.HV =
+      std::accumulate(shape.begin() + 1, shape.end() - 2, std::int64_t{1}, std::multiplies<>());
+  request.options.K = shape[shape.size() - 2];
+  request.options.V = V;
+  request.options.transition = shape.back() != V ? 1 : 0;
+  std::vector<std::int64_t> places(order);
+  std::ranges::sort(places);
+  for (std::size_t i = 0; i < places.size(); ++i)
+    if (places.size() != static_cast<std::size_t>(shape.front()) ||
+        places[i] != static_cast<std::int64_t>(i))
+      throw Refusal(Kind::value, "order must name each of the " + std::to_string(shape.front()) +
+                                     " ranges of summaries once");
+  request.order = std::move(order);
+  const PreparedFold fold = prepared_fold(request, [&](std::span<const std::int32_t> from) {
+    const auto count = static_cast<std::int64_t>(from.size());
+    const std::int32_t dtype = torch_dtype_of(WYVERN_INT32);
+    Tensor on_cpu = empty({&count, 1}, dtype, {numbers().cpu, -1});
+    std::ranges::copy(from, static_cast<std::int32_t*>(data_of(on_cpu)));
+    Tensor on_device = empty({&count, 1}, dtype, place);
+    check_torch(torch().aoti_torch_copy_(on_device.get(), on_cpu.get(), 0), "copy_");
+    void* const data = data_of(on_device);
+    on_device.release();
+    return data;
+  });
+  shape.back() = V;
+  Tensor states = empty(shape, torch_dtype_of(WYVERN_FP32), place);
+  const wyvern_fold_options& sizes = request.options;
+  const std::array<std::int64_t, 4> columns{sizes.ranges, sizes.HV, sizes.K,
+                                            given.shape[given.rank - 1]},
+      rows{sizes.ranges, sizes.HV, sizes.K, V};
+  const std::array<wyvern_tensor, 3> tensors{
+      {{"summaries", given.data, columns.data(), nullptr, WYVERN_FP32, 4},
+       {"order", fold.order, rows.data(), nullptr, WYVERN_INT32, 1},
+       {"states", data_of(states), rows.data(), nullptr, WYVERN_FP32, 4}}};
+  wyvern_launch launch = WYVERN_LAUNCH_INIT;
+  launch.tensors = tensors.data();
+  launch.tensor_count = tensors.size();
+  launch.stream = request.stream;
+  check(wyvern_fold_launch(fold.fold, &launch, reverse ? 1 : 0));
+  return states;
+}
+
+void fold_kernel(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  Tensor summaries = take_tensor(stack[0]);
+  std::vector<std::int64_t> order = take_list(stack[1], take_integer);
+  Tensor states =
+      run_fold(std::move(summaries), std::move(order), take_integer(stack[2]), stack[3] != 0);
+  stack[0] = reinterpret_cast<StableIValue>(states.release());
+}
+
+constexpr std::array kAll{Operation::forward, Operation::backward, Operation::update,
+                          Operation::summary, Operation::backward_summary};
+static_assert(kAll.size() == kOperations);
+
 void register_operators() {
   TorchLibraryHandle library = nullptr;
   check_torch(torch().aoti_torch_library_init_def("wyvern", __FILE__, __LINE__, &library),
               "the namespace wyvern is taken");
-  for (const Operation operation : {Operation::forward, Operation::backward, Operation::update}) {
+  for (const Operation operation : kAll) {
     const std::string text = schema(operation);
     check_torch(torch().aoti_torch_library_def(library, text.c_str()), text.c_str());
   }
+  check_torch(torch().aoti_torch_library_def(library, kFoldSchema), kFoldSchema);
   for (const char* const key : {"CPU", "CUDA"}) {
     TorchLibraryHandle kernels = nullptr;
     check_torch(torch().aoti_torch_library_init_impl("wyvern", key, __FILE__, __LINE__, &kernels),
                 key);
-    const auto implement = [&](Operation operation, auto function) {
-      check_torch(torch().torch_library_impl(kernels, name_of(operation), function, kTorchVersion),
-                  key);
+    const auto implement = [&](const char* name, auto function) {
+      check_torch(torch().torch_library_impl(kernels, name, function, kTorchVersion), key);
     };
-    implement(Operation::forward, &kernel<Operation::forward>);
-    implement(Operation::backward, &kernel<Operation::backward>);
-    implement(Operation::update, &kernel<Operation::update>);
+    implement("forward", &kernel<Operation::forward>);
+    implement("backward", &kernel<Operation::backward>);
+    implement("update", &kernel<Operation::update>);
+    implement("summary", &kernel<Operation::summary>);
+    implement("backward_summary", &kernel<Operation::backward_summary>);
+    implement("fold", &fold_kernel);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <unordered_map>
 
 #include "runtime/base/mutex.hpp"
@@ -39,12 +40,17 @@ constexpr std::size_t kMostOfProcess = 8192;
 
 using Table = std::unordered_map<std::string, std::shared_ptr<const Prepared>>;
 
+/// Device, ranges, heads, K, V, whether there are maps, and the order.
+using FoldKey = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                           std::int64_t, std::vector<std::int64_t>>;
+
 /// What the whole process shares. Never destroyed: threads may outlive main().
 struct Shared {
   Mutex mutex;
   Table table;
   std::map<std::int32_t, wyvern_device*> devices;  ///< by number, -1 the CPU
   std::map<std::string, std::string> plans;        ///< of use_plan(), by key
+  std::map<FoldKey, PreparedFold> folds;
   wyvern_runtime* runtime = nullptr;
 };
 
@@ -71,7 +77,7 @@ wyvern_device* device_of(std::int32_t number) {
 }
 
 /// Whether the stream of the request is captured into a graph, so that nothing may be prepared.
-bool is_captured(const Request& request) {
+bool is_captured(const auto& request) {
   if (request.cuda_device < 0) return false;
   using Query = int (*)(void*, int*);
   static const Query query = [] {
@@ -81,6 +87,14 @@ bool is_captured(const Request& request) {
   }();
   int status = 0;
   return query != nullptr && query(request.stream, &status) == 0 && status != 0;
+}
+
+/// Throws where nothing may be prepared.
+void refuse_captured(const auto& request) {
+  if (is_captured(request))
+    throw Refusal(Kind::runtime,
+                  "a CUDA graph is captured and this problem was not prepared before: call the "
+                  "operator once with these shapes and options before the capture");
 }
 
 /// Whether a better plan is known and may be prepared now. One read where it is not.
@@ -294,7 +308,8 @@ void fill(Problem& problem, const Request& request) {
     problem.set("has_initial_state",
                 tensors.find(place_of("has_initial_state")) != nullptr ? 1 : 0);
   }
-  if (request.operation != Operation::backward) return;
+  if (is_summary(request.operation)) problem.set("summary", 1);
+  if (!is_backward(request.operation)) return;
   problem.set("pass", "backward");
   problem.set("output_final_state", tensors.find(place_of("dht")) != nullptr ? 1 : 0);
   problem.set("output_conv_state", tensors.find(place_of("dfinal_conv_state")) != nullptr ? 1 : 0);
@@ -372,6 +387,8 @@ void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, const Re
       add_outputs(kKept);
       break;
     case Operation::backward: add_outputs(kGradients); break;
+    case Operation::summary:
+    case Operation::backward_summary: add_outputs(kSummaries); break;
     case Operation::update:
       if (Tensors(request).find(place_of("o")) == nullptr)
         add_outputs(std::span(kOutputs).first(1));
@@ -405,8 +422,10 @@ void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, const Re
 }
 
 /// What is given without use is refused once, here; what is missing or wrong each launch refuses.
+/// Of q, k and v a summary does not read all.
 void check_given(std::span<const wyvern_tensor_spec> specs, const Request& request) {
-  for (const wyvern_tensor& tensor : request.tensors)
+  const std::size_t first = is_summary(request.operation) ? kRequired : 0;
+  for (const wyvern_tensor& tensor : request.tensors.subspan(first))
     if (tensor.name != nullptr && find(specs, tensor.name) == nullptr)
       throw Refusal(Kind::value, std::string(request.shown_name(tensor.name)) +
                                      " is given; this problem has no use for it");
@@ -489,7 +508,7 @@ void write_key(const Request& request, std::string& key) {
     key.append(bytes, sizeof number);
   };
   const int policy = current_policy.load(std::memory_order_relaxed);
-  add((request.cuda_device * 8 + policy) * 4 + static_cast<int>(request.operation));
+  add((request.cuda_device * 8 + policy) * kOperations + static_cast<int>(request.operation));
   for (const wyvern_tensor& tensor : request.tensors)
     key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
   const auto add_shape = [&](std::size_t at) {
@@ -550,14 +569,30 @@ const Prepared& prepared(const Request& request) {
     return *found->second;
   std::shared_ptr<const Prepared> one = find_shared(key, request, now);
   if (one == nullptr) {
-    if (is_captured(request))
-      throw Refusal(Kind::runtime,
-                    "a CUDA graph is captured and this problem was not prepared before: call the "
-                    "operator once with these shapes and options before the capture");
+    refuse_captured(request);
     one = prepare(request);
     keep_shared(key, one, now);
   }
   return *table.insert_or_assign(key, std::move(one)).first->second;
+}
+
+PreparedFold prepared_fold(const FoldRequest& request,
+                           const std::function<void*(std::span<const std::int32_t>)>& place) {
+  const wyvern_fold_options& options = request.options;
+  const FoldKey key{request.cuda_device, options.ranges,     options.HV,   options.K,
+                    options.V,           options.transition, request.order};
+  {
+    const Lock lock(shared().mutex);
+    if (const auto found = shared().folds.find(key); found != shared().folds.end())
+      return found->second;
+  }
+  refuse_captured(request);
+  wyvern_fold* fold = nullptr;
+  check(wyvern_prepare_fold(runtime(), device_of(request.cuda_device), &options, &fold));
+  const std::vector<std::int32_t> order(request.order.begin(), request.order.end());
+  const PreparedFold made{fold, place(order)};
+  const Lock lock(shared().mutex);
+  return shared().folds.try_emplace(key, made).first->second;
 }
 
 wyvern_runtime* runtime() {

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -92,10 +93,22 @@ inline constexpr auto kGradients = [] {
   return names;
 }();
 
-/// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass without
-/// gradients that writes to tensors of the caller: a pool of states, states inside sequences, o and
-/// final states.
-enum class Operation : std::uint8_t { forward, backward, update };
+/// What a problem with `summary` gives, one of them.
+inline constexpr auto kSummaries = names_of(passed<Passing::summary>());
+
+/// The operators of PyTorch's dispatcher that prepare problems. `update` is a forward or recurrent
+/// pass without gradients that writes to tensors of the caller: a pool of states, states inside
+/// sequences, o and final states. Those of summaries take what the pass takes; of q forwards, and
+/// of v backwards, the sizes alone.
+enum class Operation : std::uint8_t { forward, backward, update, summary, backward_summary };
+inline constexpr int kOperations = 5;
+
+constexpr bool is_summary(Operation operation) {
+  return operation == Operation::summary || operation == Operation::backward_summary;
+}
+constexpr bool is_backward(Operation operation) {
+  return operation == Operation::backward || operation == Operation::backward_summary;
+}
 
 /// A call as the table sees it.
 struct Request {
@@ -105,7 +118,7 @@ struct Request {
   Operation operation = Operation::forward;
   std::int32_t cuda_device = -1;  ///< -1: the CPU
   void* stream = nullptr;         ///< of the GPU: asked whether it is captured
-  /// kInputs, and of a backward pass kOutputGradients, of an update kPool; a tensor that is absent
+  /// kInputs, and backwards kOutputGradients, of an update kPool; a tensor that is absent
   /// has no name, one of a dtype that Wyvern does not know has a number below 0.
   std::span<const wyvern_tensor> tensors;
   /// As wyvern_launch has it; not null.
@@ -138,6 +151,23 @@ struct Prepared {
 /// while a graph is captured. Takes no lock where the thread's table has it. What it gives stays
 /// valid until this thread's next call. Throws Refusal.
 const Prepared& prepared(const Request& request);
+
+/// A fold of context parallelism, and its order on the device.
+struct FoldRequest {
+  wyvern_fold_options options = WYVERN_FOLD_OPTIONS_INIT;
+  std::vector<std::int64_t> order;  ///< of `options.ranges`, each once
+  std::int32_t cuda_device = -1;    ///< -1: the CPU
+  void* stream = nullptr;           ///< as Request has it
+};
+struct PreparedFold {
+  const wyvern_fold* fold = nullptr;
+  void* order = nullptr;  ///< int32
+};
+
+/// The fold for the request, prepared once by the process and never destroyed. Where it was not,
+/// `place` copies the order to memory of the device that nobody frees. Throws Refusal.
+PreparedFold prepared_fold(const FoldRequest& request,
+                           const std::function<void*(std::span<const std::int32_t>)>& place);
 
 /// From where plans come from now on, a wyvern_policy, and how many seconds a tuning that the
 /// policy begins may take (0: the usual). Each gives what was set before. For the whole process;

@@ -42,9 +42,11 @@ LAYOUTS = {
     "pack, empty sequences": {"P": 3, "tokens": [20, 7, 16], "lengths": [0, 15, 0, 28, 0]},
     "pack, empty ranks": {"P": 4, "tokens": [12, 0, 0, 23], "lengths": [12, 23]},
     "pack, empty rank inside": {"P": 3, "tokens": [12, 0, 23], "lengths": [5, 30]},
+    "pack, short sequences": {"P": 3, "tokens": [16, 16, 16], "lengths": [8, 16, 16, 8]},
     "zigzag": {"P": 2, "tokens": [21, 20], "B": 2, "layout": "zigzag"},
     "zigzag, four ranks": {"P": 4, "tokens": [9, 2, 8, 7], "layout": "zigzag"},
     "zigzag pack": {"P": 3, "tokens": [14, 13, 15], "lengths": [13, 25, 0, 4], "layout": "zigzag"},
+    "zigzag pack, short sequences": {"P": 2, "tokens": [20, 20], "lengths": [5, 10, 10, 10, 5], "layout": "zigzag"},
 }
 _LIKE_VALUES = ("q", "k", "v", "initial_state")
 _OF_ALL_TOKENS = ("A_log", "dt_bias")

@@ -108,7 +108,7 @@ def test_a_sequence_that_diverged_stays_alone() -> None:
     """Zeros of a map that nobody has would make NaN of another sequence's infinite state."""
     context = _context.lay_out(None, 0, 4, torch.tensor([0, 6, 16]))
     summaries = torch.zeros(4, 1, 1, 2, 4)
-    summaries[0], summaries[1], summaries[2] = float("inf"), 1, 2
+    summaries[0, ..., :2], summaries[1, ..., :2], summaries[2] = float("inf"), 1, 2  # range 2 alone has M
     states = _exchange.fold(context, summaries, 2)
     assert states[1].isinf().all() and (states[2] == 1).all() and states[3].isfinite().all()
 

@@ -26,10 +26,11 @@ from context_ranks import (  # noqa: F401 (ranks is a fixture)
     same,
     shard,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from wyvern import ops
-from wyvern.distributed import _parallel, build_cp_context, context_parallel
+from wyvern.distributed import build_cp_context, context_parallel
 
 
 def steps_of(op: str) -> int:
@@ -90,15 +91,6 @@ def compute_late(group: Any, rank: int, device: torch.device, given: Any) -> dic
     return compute(group, rank, device, given)
 
 
-def compute_in_parts(group: Any, rank: int, device: torch.device, given: Any) -> dict[str, Any]:
-    """M of the product of many."""
-    whole, _parallel._TOKENS_OF_M = _parallel._TOKENS_OF_M, 5
-    try:
-        return compute(group, rank, device, given)
-    finally:
-        _parallel._TOKENS_OF_M = whole
-
-
 @pytest.mark.parametrize("layout", ["uneven, B = 2", "zigzag pack"])
 def test_every_exchange_and_order_of_arrival_has_the_same_bits(ranks: Ranks, layout: str) -> None:
     case = Case("chunk_kda", exchange="gather", HV=6, **LAYOUTS[layout])
@@ -110,16 +102,63 @@ def test_every_exchange_and_order_of_arrival_has_the_same_bits(ranks: Ranks, lay
             assert same(one, wanted)
 
 
-def test_parts_of_a_map(ranks: Ranks) -> None:
-    case = Case("chunk_gated_delta_product", steps=2, **LAYOUTS["uneven, B = 2"])
-    check(case, run(ranks, case, compute_in_parts))
-
-
 @pytest.mark.parametrize("P", [1, 2, 3])
 def test_a_group_alone(ranks: Ranks, P: int) -> None:
     """No rank knows how many tokens the others have."""
     case = Case("chunk_kda", P, tokens=[20, 5, 17][:P], B=2, group_alone=True)
     check(case, run(ranks, case))
+
+
+class Launched(TorchDispatchMode):
+    """The operators that compute or send anything, in their order: those that give no view and no bare memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func.name() not in ("aten::detach", "aten::empty_like", "aten::new_empty"):
+            self.names.append(func.name().partition("::")[2])
+        return func(*args, **(kwargs or {}))
+
+
+def launches(group: Any, rank: int, device: torch.device, given: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What a call launches that is not the first of its problem, and what its backward pass does."""
+    tensors, context = call_of(group, given)
+    call = getattr(ops, given["case"].op)
+    options = given["options"] | {"output_final_state": False}
+    call(**tensors, **options, cp_context=context)
+    do = given["seeds"][0].to(given["case"].dtype)
+    with Launched() as forward:
+        o, _ = call(**tensors, **options, cp_context=context)
+    with Launched() as backward:
+        torch.autograd.grad(o, list(tensors.values()), do)
+    return forward.names, backward.names
+
+
+@pytest.mark.parametrize("exchange", ["gather", "heads", "two ranks"])
+def test_what_a_dense_call_launches(ranks: Ranks, exchange: str) -> None:
+    """Nothing beside summary, collectives, fold and pass in a rank inside but the join of dR and M, and with the
+    all-gather the copy of its state; nothing at all between two ranks."""
+    P = 2 if exchange == "two ranks" else 4
+    case = Case(
+        "chunk_kda", P, torch.bfloat16, tokens=[20] * P, HV=4, states=False,
+        exchange="auto" if P == 2 else exchange,
+    )  # fmt: skip
+    found = run(ranks, case, launches)
+    a2a, gather = ["alltoall_base_"], ["_allgather_base_"]
+    if exchange == "heads":
+        forward, backward = [*a2a, "fold", *a2a], [*a2a, "cat", "fold", *a2a]
+    elif exchange == "gather":
+        forward, backward = [*gather, "fold", "clone"], ["cat", *gather, "fold", "clone"]
+    else:
+        forward = backward = a2a
+    if P == 4:
+        for one in found[1:3]:
+            assert one == (["summary", *forward, "forward"], ["backward_summary", *backward, "backward"])
+    else:
+        assert found[0][0] == ["summary", *forward, "forward"]
+        assert found[1][1] == ["backward_summary", *backward, "backward"]
 
 
 def call_of(group: Any, given: dict[str, Any], gradients: bool = True) -> tuple[dict[str, Any], Any]:

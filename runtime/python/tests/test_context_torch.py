@@ -58,6 +58,7 @@ COMPILED: dict[str, dict[str, Any]] = {
     "gather": {"op": "chunk_kda", "exchange": "gather", **LAYOUTS["uneven, B = 2"]},
     "heads": {"op": "chunk_gated_delta_rule", "exchange": "heads", "HV": 3, **LAYOUTS["pack across borders"]},
     "zigzag": {"op": "chunk_gdn2", **LAYOUTS["zigzag"]},
+    "no maps": {"op": "chunk_kda", **LAYOUTS["zigzag pack, short sequences"]},
     "empty ranks": {"op": "chunk_delta_rule", **LAYOUTS["empty ranks"]},
     "steps": {"op": "chunk_gated_delta_product", "steps": 2, **LAYOUTS["pack across borders"]},
     "a group": {"op": "chunk_kda", "group_alone": True, **LAYOUTS["two ranks"]},

@@ -12,6 +12,13 @@ the fields that ``wyvern_field_get()`` lists; in Python it is a dictionary until
 ``wyvern::update`` is the forward or the recurrent pass that has no gradient: it writes to tensors of the
 caller, a pool of states, states inside sequences, o (``out`` in Python) and final states, and gives o, or
 nothing where the caller has it.
+
+``wyvern::summary`` and ``wyvern::backward_summary`` take what a forward and a backward pass take (the latter
+no initial state, and nothing that is kept), and give what their tokens do to a state (section 13 of
+the specification), one float32 tensor: ``[N, HV, K, V]``, R, with ``transition=1`` ``[N, HV, K, V + K]``, R and M;
+backwards dR ``[N, HV, K, V]``. Of q forwards and of v backwards the sizes count alone. ``wyvern::fold`` makes of
+such ``summaries`` ``[ranges, ..., K, V or V + K]`` the states ``[ranges, ..., K, V]`` that enter each range, with
+``reverse`` the gradients of those that leave it.
 """
 
 from __future__ import annotations
@@ -34,6 +41,9 @@ apply_environment()
 forward_op = torch.ops.wyvern.forward.default
 backward_op = torch.ops.wyvern.backward.default
 update_op = torch.ops.wyvern.update.default
+summary_op = torch.ops.wyvern.summary.default
+backward_summary_op = torch.ops.wyvern.backward_summary.default
+fold_op = torch.ops.wyvern.fold.default
 
 Problem = dict[str, "str | int | float"]
 """Fields of a problem by name. Flags are 1; a field that is left out has its default."""
@@ -174,6 +184,26 @@ def _backward_shapes(problem: str, *tensors: Any) -> list[Tensor]:
         for name, x, has_gradient in zip(INPUTS, tensors, _HAS_GRADIENT, strict=False)
         if x is not None and has_gradient
     ]
+
+
+def _summary_shape(problem: str, *tensors: Tensor | None) -> Tensor:
+    """Of either pass."""
+    fields, x = fields_of(problem), Inputs(*tensors[: len(INPUTS)])
+    refuse_meta(**by_parameter(fields, x))
+    (B, _, _, K), (HV, V) = x.q.shape, x.v.shape[2:]
+    N = B if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+    columns = V + K if _set(fields, "transition") else V
+    return x.q.new_empty([N, HV, K, columns], dtype=torch.float32)
+
+
+torch.library.register_fake("wyvern::summary", _summary_shape)
+torch.library.register_fake("wyvern::backward_summary", _summary_shape)
+
+
+@torch.library.register_fake("wyvern::fold")
+def _fold_shape(summaries: Tensor, order: list[int], V: int, reverse: bool) -> Tensor:
+    refuse_meta(summaries=summaries)
+    return summaries.new_empty([*summaries.shape[:-1], V])
 
 
 def _vmap_rule(op: Any) -> Any:

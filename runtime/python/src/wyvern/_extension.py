@@ -43,7 +43,7 @@ def extension() -> ctypes.CDLL:
 
 @functools.cache
 def load() -> None:
-    """Registers wyvern::forward, ::backward and ::update with PyTorch; ImportError where it cannot."""
+    """Registers the operators, wyvern::forward and the others, with PyTorch; ImportError where it cannot."""
     import torch
 
     if torch.version.cuda is not None:

@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ._call import INPUTS, UPDATED, backward_op, fields_of, forward_op, update_op
+from ._call import (
+    INPUTS,
+    UPDATED,
+    backward_op,
+    backward_summary_op,
+    fields_of,
+    forward_op,
+    summary_op,
+    update_op,
+)
 from ._extension import extension
 from ._records import Cell, Records
 
@@ -231,10 +240,11 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in (forward_op, backward_op, update_op):
-            inputs = args if func is backward_op else args[: 1 + len(INPUTS)]
+        if func in (forward_op, backward_op, update_op, summary_op, backward_summary_op):
+            is_backward = func in (backward_op, backward_summary_op)
+            inputs = args if is_backward else args[: 1 + len(INPUTS)]
             pool = dict(zip(UPDATED, args[1:], strict=False)) if func is update_op else {}
-            one = _problem(func is backward_op, *inputs, pool=pool)
+            one = _problem(is_backward, *inputs, pool=pool, summary=func in (summary_op, backward_summary_op))
             if "batch_invariant" not in one[2]:  # which has its default plan whatever is tuned
                 self.calls[one] = self.calls.get(one, 0) + 1
         return func(*args, **(kwargs or {}))
@@ -266,6 +276,7 @@ def _problem(
     kept: object = (),
     *,
     pool: dict[str, Tensor | None],
+    summary: bool,
 ) -> tuple[str, str, str]:
     """The operator, the device and the fields of a call, as the library reads it (prepared.cpp)."""
     fields = fields_of(problem)
@@ -294,6 +305,8 @@ def _problem(
         }
     if pool:
         fields |= _pool_fields(pool, cu_seqlens is not None)
+    if summary:
+        fields["summary"] = "1"
     if backward:
         fields |= {"pass": "backward", "output_final_state": str(int(dht is not None))}
         if conv_weight is not None:

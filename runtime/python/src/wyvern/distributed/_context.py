@@ -115,9 +115,10 @@ def build_cp_context(
             batch those of each call.
         layout: "contiguous"; or "zigzag": of 2P pieces rank r has r and 2P - 1 - r, one behind the other, of
             equal lengths (the first has one token more where ``tokens`` is odd).
-        exchange: how states pass between ranks (section 11 of the specification): "gather", an all-gather of all
-            summaries; "heads", two all-to-alls, between which each rank folds HV / P heads for all; "auto",
-            heads from P = 4 and 2 MiB a rank on, where HV divides by P; "ring", from rank to rank with
+        exchange: how states pass between ranks (section 11 of the specification) where a sequence goes through a
+            whole range: "gather", an all-gather of all summaries; "heads", two all-to-alls, between which each rank
+            folds HV / P heads for all; "auto", heads from P = 4 and 2 MiB a rank on, where HV divides by P (where no
+            sequence does, each state goes to the next rank alone); "ring", from rank to rank with
             ``batch_invariant`` and without gradients: the bits of one call.
 
     Raises ValueError or TypeError that names the argument, RuntimeError where ``torch.distributed`` is not

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._call import fold_op
 from ._context import CPContext
 
 _functional = torch.ops._c10d_functional  # what a trace has of the collectives
@@ -122,19 +123,20 @@ def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def by_heads(context: CPContext, summaries: Tensor) -> bool:
-    """Whether states pass by all-to-alls and not by an all-gather: alike in all ranks.
+def by_heads(context: CPContext, states: Tensor) -> bool:
+    """Whether summaries pass by all-to-alls and not by an all-gather: alike in all ranks.
 
-    summaries: as :func:`exchange` has them. ValueError where heads are asked for that do not divide.
+    states: ``[ranges, B, HV, K, V or more]``; M comes to it. ValueError where heads are asked for that do not divide.
     """
-    P, HV = dist.get_world_size(context.group), summaries.shape[2]
+    P, HV = dist.get_world_size(context.group), states.shape[2]
     if context.exchange == "heads":
         if HV % P:
             raise ValueError(
                 f"exchange is 'heads' and v has {HV} heads, which {P} ranks do not divide; use 'gather' or 'auto'"
             )
         return True
-    bytes_of_rank = summaries.numel() * summaries.element_size()
+    n, B, _, K, V = states.shape
+    bytes_of_rank = n * B * HV * K * (V + K) * states.element_size()
     return (
         context.exchange == "auto"
         and P >= _LEAST_RANKS_BY_HEADS
@@ -143,23 +145,86 @@ def by_heads(context: CPContext, summaries: Tensor) -> bool:
     )
 
 
-def exchange(context: CPContext, summaries: Tensor, V: int, reverse: bool = False) -> Tensor:
-    """The state that enters each range of this rank; with ``reverse`` the gradient of the one that leaves it.
+def exchange(context: CPContext, summaries: Tensor, V: int) -> tuple[list[Tensor | None], Tensor | None]:
+    """The state ``[B, HV, K, V]`` that enters each range of this rank, and M for :func:`exchange_gradients`.
 
-    summaries: ``[ranges, B, HV, K, V]``, R of each range of this rank (dR with ``reverse``), with
-    ``context.transition`` ``[ranges, B, HV, K, V + K]``, R and M; what nobody reads may be zeros.
+    summaries: ``[ranges, B, HV, K, V]``, R of each range of this rank, with ``context.transition``
+    ``[ranges, B, HV, K, V + K]``, R and M: R is 0 unless the range leaves, M unless it spans.
 
-    Returns ``[ranges, B, HV, K, V]``. Every rank of the group calls it. Collectives move bytes and add nothing,
-    and both ways fold in one order: they have the same bits, run after run.
+    Every rank of the group calls it. Collectives move bytes and add nothing, and both ways fold in one order:
+    they have the same bits, run after run. Of ranges that nothing enters the state is None or any.
     """
-    group, n = context.group, summaries.shape[0]
+    if not context.transition:
+        return _passed_on(context, summaries, 1), None
+    if by_heads(context, summaries[..., :V]):
+        every = _to_heads(context, summaries)
+        return _from_heads(context, fold(context, every, V)), every[..., V:]
+    states = fold(context, gather(context.group, summaries), V)
+    return _own(context, states), summaries[..., V:]
+
+
+def exchange_gradients(context: CPContext, gradients: Tensor, M: Tensor | None) -> list[Tensor | None]:
+    """The gradient ``[B, HV, K, V]`` of the state that leaves each range of this rank; else as :func:`exchange`.
+
+    gradients: ``[ranges, B, HV, K, V]``, dR of each range, 0 unless it enters. M: what exchange() gave.
+    """
+    V = gradients.shape[-1]
+    if M is None:
+        return _passed_on(context, gradients, -1)
+    if by_heads(context, gradients):
+        every = torch.cat([_to_heads(context, gradients), M], -1)
+        return _from_heads(context, fold(context, every, V, reverse=True))
+    every = gather(context.group, torch.cat([gradients, M], -1))
+    return _own(context, fold(context, every, V, reverse=True))
+
+
+def _own(context: CPContext, states: Tensor) -> list[Tensor | None]:
+    """This rank's of all, copied: what is kept until the backward pass would keep all of them."""
+    n = len(context.ranges)
+    first = dist.get_rank(context.group) * n
+    return list(states[first : first + n].clone())
+
+
+def _to_heads(context: CPContext, x: Tensor) -> Tensor:
+    """``[P * n, B, HV / P, ...]``: all ranges' x ``[n, B, HV, ...]``, of this rank's part of the heads."""
+    return all_to_all(context.group, x, 2).flatten(0, 1)
+
+
+def _from_heads(context: CPContext, states: Tensor) -> list[Tensor | None]:
+    """Of all ranges' states of a part of the heads this rank's with all heads."""
+    received = all_to_all(context.group, states, 0)  # [P, n, B, HV / P, K, V]
+    return list(received.movedim(0, 2).flatten(2, 3))
+
+
+def _passed_on(context: CPContext, x: Tensor, step: int) -> list[Tensor | None]:
+    """Where no range has maps: of each of this rank's ranges the x ``[n, ...]`` of the one ``step`` before it.
+
+    Each goes to one rank alone, by one all-to-all of what there is.
+    """
+    group, order, n = context.group, context.order, len(context.ranges)
     P, rank = dist.get_world_size(group), dist.get_rank(group)
-    if not by_heads(context, summaries):
-        return fold(context, gather(group, summaries), V, reverse)[rank * n : (rank + 1) * n]
-    # [P, n, B, HV / P, ...]: to each rank its heads, from each rank its ranges; and back.
-    every = all_to_all(group, summaries, 2)
-    states = fold(context, every.flatten(0, 1), V, reverse)
-    return torch.cat(all_to_all(group, states, 0).unbind(), 2)
+    sent: list[tuple[int, int, int]] = []  # the other rank, the place in the order, and the range of this rank
+    received: list[tuple[int, int, int]] = []
+    for at, source in enumerate(order):
+        if 0 <= at + step < len(order):
+            target = order[at + step]
+            if source // n == rank:
+                sent.append((target // n, at, source % n))
+            if target // n == rank:
+                received.append((source // n, at, target % n))
+    sent.sort()
+    received.sort()
+    given = x[: len(sent)] if n == 1 else torch.cat([x[i : i + 1] for _, _, i in sent])
+    counts = [[sum(one[0] == other for one in ends) for other in range(P)] for ends in (received, sent)]
+    if torch.compiler.is_compiling():
+        got = _wait(_functional.all_to_all_single(given.contiguous(), *counts, group.group_name))
+    else:
+        got = x.new_empty([len(received), *x.shape[1:]])
+        dist.all_to_all_single(got, given.contiguous(), *counts, group=group)
+    states: list[Tensor | None] = [None] * n
+    for m, (_, _, i) in enumerate(received):
+        states[i] = got[m]
+    return states
 
 
 def gather(group: dist.ProcessGroup, x: Tensor) -> Tensor:
@@ -175,7 +240,8 @@ def gather(group: dist.ProcessGroup, x: Tensor) -> Tensor:
 def all_to_all(group: dist.ProcessGroup, x: Tensor, dim: int) -> Tensor:
     """``[P, ...]``: of every rank's x the part for this rank, where ranks divide dimension ``dim``."""
     P = dist.get_world_size(group)
-    parts = torch.stack(x.chunk(P, dim))
+    # A copy only where the parts do not lie one behind the other.
+    parts = x.unflatten(dim, (P, x.shape[dim] // P)).movedim(dim, 0).contiguous()
     if torch.compiler.is_compiling():
         return _wait(_functional.all_to_all_single(parts, [1] * P, [1] * P, group.group_name))
     received = torch.empty_like(parts)
@@ -186,16 +252,16 @@ def all_to_all(group: dist.ProcessGroup, x: Tensor, dim: int) -> Tensor:
 def fold(context: CPContext, summaries: Tensor, V: int, reverse: bool = False) -> Tensor:
     """The same of all ranks' ranges: S = 0; for each range in the order of tokens: it enters, S <- R + M S.
 
-    ``reverse``: from the last range to the first, with M transposed. Products are in float64, states rounded
-    behind each range: no setting of PyTorch's matrix products makes a difference.
+    ``reverse``: from the last range to the first, with M transposed. Sums are in IEEE float32 and have one order
+    (of float64 in float64): no setting of PyTorch's matrix products makes a difference.
     """
+    if summaries.dtype is torch.float32:
+        return fold_op(summaries, context.order, V, reverse)
     states = summaries.new_zeros([*summaries.shape[:-1], V])
     S = states[0]
     for i in reversed(context.order) if reverse else context.order:
         states[i] = S
-        R = summaries[i, ..., :V]
-        if i in context.spanning:
-            M = summaries[i, ..., V:].double()
-            R = (R.double() + (M.mT if reverse else M) @ states[i].double()).to(R.dtype)
-        S = R
+        M = summaries[i, ..., V:]
+        # Zeros would make NaN of another sequence's state that is not finite.
+        S = summaries[i, ..., :V] + ((M.mT if reverse else M) @ S if i in context.spanning else 0)
     return states

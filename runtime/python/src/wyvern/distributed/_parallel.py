@@ -1,8 +1,13 @@
-"""Operators whose sequences lie on several ranks, by the ordinary passes of each rank.
+"""Operators whose sequences lie on several ranks, by summaries and the ordinary passes of each rank.
 
 A rank's tokens act on a state by an affine map, S -> M S + R (section 11 of runtime/SPECIFICATION.md). So each
-range computes R and, where one sequence goes through it, M; one exchange tells it the state that enters it; the
-ordinary pass goes on from there. The backward pass does so from the right, with dR and the same M, transposed.
+range that a sequence leaves computes R of its last run, and M too where that run spans the range, by one problem
+with ``summary``; one exchange tells it the state that enters it; the ordinary pass goes on from there. The backward
+pass does so from the right, with dR of the first run of each range that a sequence enters, by one backward problem
+with ``summary``, and the M of the forward pass, transposed.
+
+A dense call on one range, which is what long sequences are, launches the summary, the exchange, the fold and the
+pass, and copies nothing: tensors go from one to the next as they are.
 """
 
 from __future__ import annotations
@@ -21,52 +26,43 @@ from .._call import (
     Problem,
     _OnceDifferentiable,
     backward_op,
+    backward_summary_op,
     by_parameter,
     forward_op,
     is_transformed,
     raise_as_python,
     refuse_tangents,
+    summary_op,
     text_of,
 )
 from .._extension import version
 from .._stage import dtype_name, validate
 from ._context import CPContext, Range, context_of
-from ._exchange import agree, exchange, exchanging, is_agreed
+from ._exchange import agree, exchange, exchange_gradients, exchanging, is_agreed
 
-# M of a longer run is the product of those of its parts: 16-bit operands lose digits of long walks of the identity.
-_TOKENS_OF_M = 2048
 _OF_A_RANK = ("output_final_state", "seqlens_hint")  # options that may differ between ranks
 _PER_STEP = ("k", "v", "beta")
 _PER_CALL = ("initial_state", "cu_seqlens", "A_log", "dt_bias", "cu_seqlens_cpu")
-
-
-def _rows(x: Inputs, start: int, stop: int, initial_state: Tensor) -> Inputs:
-    """Tokens start to stop of x, from these states."""
-    T = x.q.shape[1]
-
-    def cut(name: str, y: Tensor | None) -> Tensor | None:
-        if y is None or name in _PER_CALL:
-            return y
-        steps = y.shape[1] // T if T and name in _PER_STEP else 1
-        return y[:, start * steps : stop * steps]
-
-    return Inputs(*(cut(*one) for one in x._asdict().items()))._replace(initial_state=initial_state)
 
 
 class _Problem(NamedTuple):
     """An operator with its options, computed by its kernels or, of float64, by the recurrence."""
 
     fields: Problem
-    text: str
     exact: bool
 
-    def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """o and the final states ``[N, HV, K, V]``."""
-        o, state = _recurrence.run(self.fields, x) if self.exact else forward_op(self.text, *x)
-        return o, state
+    @property
+    def text(self) -> str:
+        return text_of(self.fields)
 
-    def backward(self, x: Inputs, do: Tensor, dht: Tensor) -> Inputs:
-        """The gradients of x, whose initial_state is given."""
+    def forward(self, x: Inputs, with_states: bool = True) -> tuple[Tensor, Tensor | None]:
+        """o and the final states ``[N, HV, K, V]``."""
+        fields = {**self.fields, "output_final_state": 1} if with_states else self.fields
+        o, *states = _recurrence.run(fields, x) if self.exact else forward_op(text_of(fields), *x)
+        return o, states[0] if states else None
+
+    def backward(self, x: Inputs, do: Tensor, dht: Tensor | None) -> Inputs:
+        """The gradients of x."""
         given = {
             name: y for name, y in x._asdict().items() if y is not None and not name.startswith("cu_seqlens")
         }
@@ -74,7 +70,7 @@ class _Problem(NamedTuple):
             leaves = {name: y.detach().requires_grad_() for name, y in given.items()}
             with torch.enable_grad():
                 outputs = self.forward(x._replace(**leaves))
-            pairs = [(y, dy) for y, dy in zip(outputs, (do, dht), strict=True) if y.requires_grad]
+            pairs = [(y, dy) for y, dy in zip(outputs, (do, dht), strict=True) if y.requires_grad and dy is not None]
             gradients = torch.autograd.grad(
                 [y for y, _ in pairs], list(leaves.values()), [dy for _, dy in pairs],
                 allow_unused=True, materialize_grads=True,
@@ -84,6 +80,29 @@ class _Problem(NamedTuple):
         nothing = Inputs(*(None for _ in Inputs._fields))
         return nothing._replace(**dict(zip(given, gradients, strict=True)))
 
+    def summary(self, x: Inputs, transition: bool) -> Tensor:
+        """R ``[N, HV, K, V]`` of each sequence, with ``transition`` R and M ``[N, HV, K, V + K]``."""
+        if not self.exact:
+            fields = {**self.fields, "transition": 1} if transition else self.fields
+            return summary_op(text_of(fields), *x)
+        R = self.forward(x)[1]
+        if not transition:
+            return R
+        # M is what the tokens make of the identity where the values that they write are 0.
+        N, HV, K, _ = R.shape
+        identity = torch.eye(K, dtype=R.dtype).repeat(N, HV, 1, 1)
+        v = x.v.new_zeros([*x.v.shape[:3], K])
+        write = None if x.write is None else torch.zeros_like(v)
+        return torch.cat([R, self.forward(x._replace(v=v, write=write, initial_state=identity))[1]], -1)
+
+    def backward_summary(self, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
+        """dR ``[N, HV, K, V]``: the gradient of the state before each sequence's first token."""
+        if not self.exact:
+            return backward_summary_op(self.text, *x._replace(initial_state=None), do, dht)
+        (B, _, _, K), (HV, V) = x.q.shape, x.v.shape[2:]
+        any_state = x.q.new_zeros([B, HV, K, V])
+        return self.backward(x._replace(initial_state=any_state), do, dht).initial_state
+
 
 class _Part(NamedTuple):
     """A range of this rank: its tokens, and the states that its runs start from."""
@@ -91,12 +110,7 @@ class _Part(NamedTuple):
     range: Range
     tokens: slice  # of this rank's tensors
     sequences: slice  # of the caller's states
-    x: Inputs  # without boundaries
-
-    @property
-    def packed(self) -> Inputs:
-        """x with the boundaries of the range's runs."""
-        return self.x._replace(cu_seqlens=self.range.cu_seqlens, cu_seqlens_cpu=self.range.cu_seqlens_cpu)
+    x: Inputs  # without boundaries, with the caller's states
 
     def run(self, i: int) -> tuple[slice, slice]:
         """The first (0) or last (-1) run: its tokens of x, and its rows of the states (of a dense batch all)."""
@@ -107,13 +121,52 @@ class _Part(NamedTuple):
         return slice(bounds[n], bounds[n + 1]), slice(n, n + 1)
 
     def run_alone(self, i: int) -> Inputs:
+        """Its tensors; from no state where it comes from the range before."""
         tokens, rows = self.run(i)
-        return _rows(self.x, tokens.start, tokens.stop, self.x.initial_state[rows])
+        first = self.range.boundaries is None or rows.start == 0
+        given = None if self.range.enters and first else self.x.initial_state
+        return _rows(self.x, tokens, None if given is None else given[rows])
+
+    def start(self, entering: Tensor | None) -> Inputs:
+        """x with the boundaries of the range's runs, the first from the state that enters."""
+        one = self.range
+        states = self.x.initial_state
+        if one.enters:
+            count = 1 if one.boundaries is None else len(one.boundaries) - 1
+            states = _with_row(states, 0, entering, count)
+        return self.x._replace(
+            initial_state=states, cu_seqlens=one.cu_seqlens, cu_seqlens_cpu=one.cu_seqlens_cpu
+        )
+
+
+def _rows(x: Inputs, tokens: slice, initial_state: Tensor | None) -> Inputs:
+    """These tokens of x, from these states."""
+    T = x.q.shape[1]
+
+    def cut(name: str, y: Tensor | None) -> Tensor | None:
+        if y is None or name in _PER_CALL:
+            return y
+        steps = y.shape[1] // T if T and name in _PER_STEP else 1
+        return y[:, tokens.start * steps : tokens.stop * steps]
+
+    return Inputs(*(cut(*one) for one in x._asdict().items()))._replace(initial_state=initial_state)
+
+
+def _with_row(states: Tensor | None, row: int, state: Tensor, count: int) -> Tensor:
+    """``count`` states, of a pack's runs, with this in the place of the first (0) or last (-1); of one, or of a
+    dense batch, this alone."""
+    if count == 1:
+        return state
+    if states is None:
+        others = state.new_zeros([count - 1, *state.shape[1:]])
+    else:
+        others = states[1:] if row == 0 else states[:-1]
+    return torch.cat([state, others] if row == 0 else [others, state])
 
 
 def _parts(context: CPContext, x: Inputs) -> list[_Part]:
-    """This rank's ranges; states that enter them are zeros."""
-    (B, T, _, K), (HV, V) = x.q.shape, x.v.shape[2:]
+    """This rank's ranges."""
+    (B, T), given = x.q.shape[:2], x.initial_state
     parts = []
     first = 0
     for one in context.ranges:
@@ -121,34 +174,38 @@ def _parts(context: CPContext, x: Inputs) -> list[_Part]:
         tokens = slice(one.start, T if one.stop is None else one.stop)
         # Of a dense batch in zigzag the second range has the same sequences; the first has their beginnings.
         sequences = slice(None) if one.boundaries is None else slice(first, first + count)
-        if x.initial_state is None:
-            states = x.q.new_zeros([count, HV, K, V], dtype=_state_dtype(x))
-        else:
-            states = x.initial_state[sequences].clone(memory_format=torch.contiguous_format)
-        part = _Part(one, tokens, sequences, _rows(x, tokens.start, tokens.stop, states))
-        if one.enters:
-            states[part.run(0)[1]] = 0
-        parts.append(part)
+        parts.append(_Part(one, tokens, sequences, _rows(x, tokens, None if given is None else given[sequences])))
         first += count
     return parts
+
+
+def _message(x: Inputs, summaries: list[Tensor | None], columns: int) -> Tensor:
+    """``[ranges, B, HV, K, columns]``: of each range what it tells, in the first columns; the others are zeros."""
+    if len(summaries) == 1 and summaries[0] is not None and summaries[0].shape[-1] == columns:
+        return summaries[0].unsqueeze(0)
+    (B, _, _, K), HV = x.q.shape, x.v.shape[2]
+    message = x.q.new_zeros([len(summaries), B, HV, K, columns], dtype=_state_dtype(x))
+    for to, one in zip(message, summaries, strict=True):
+        if one is not None:
+            to[..., : one.shape[-1]] = one
+    return message
+
+
+def _summaries(context: CPContext, problem: _Problem, x: Inputs, parts: list[_Part]) -> Tensor:
+    """R of each range that a sequence leaves, with M where it spans: as :func:`exchange` takes them."""
+    found = [
+        problem.summary(part.run_alone(-1), part.range.spans) if part.range.leaves else None for part in parts
+    ]
+    K, V = x.q.shape[3], x.v.shape[3]
+    return _message(x, found, V + K if context.transition else V)
 
 
 def _state_dtype(x: Inputs) -> torch.dtype:
     return torch.float64 if x.q.dtype is torch.float64 else torch.float32
 
 
-def _transition(problem: _Problem, x: Inputs) -> Tensor:
-    """M ``[B, HV, K, K]`` of a run: what it makes of the identity where the values that it writes are 0."""
-    (B, T, _, K), HV = x.q.shape, x.v.shape[2]
-    identity = torch.eye(K, dtype=_state_dtype(x), device=x.q.device).repeat(B, HV, 1, 1)
-    M = identity
-    for n in range((T + _TOKENS_OF_M - 1) // _TOKENS_OF_M):  # in a trace no condition on T itself
-        part = _rows(x, n * _TOKENS_OF_M, min((n + 1) * _TOKENS_OF_M, T), identity)
-        v = part.v.new_zeros([*part.v.shape[:3], K])
-        write = None if part.write is None else part.write.new_zeros(v.shape)
-        one = problem.forward(part._replace(v=v, write=write))[1]
-        M = (one.double() @ M.double()).to(M.dtype) if n else one
-    return M
+def _joined(pieces: list[Tensor], dim: int) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
 class _ContextParallel(torch.autograd.Function):
@@ -156,41 +213,35 @@ class _ContextParallel(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, context: CPContext, problem: _Problem, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, context: CPContext, problem: _Problem, with_states: bool, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         x = Inputs(*tensors)
         parts = _parts(context, x)
-        (B, _, _, K), (HV, V) = x.q.shape, x.v.shape[2:]
-        columns = V + K if context.transition else V
-        summaries = x.q.new_zeros([len(parts), B, HV, K, columns], dtype=_state_dtype(x))
-        for summary, part in zip(summaries, parts, strict=True):
-            if part.range.leaves:
-                last = part.run_alone(-1)
-                summary[..., :V] = problem.forward(last)[1]
-                if part.range.spans:
-                    summary[..., V:] = _transition(problem, last)
-        entering = exchange(context, summaries, V)
+        entering, M = exchange(context, _summaries(context, problem, x, parts), x.v.shape[3])
         outputs, states = [], []
         for part, state in zip(parts, entering, strict=True):
-            if part.range.enters:
-                part.x.initial_state[part.run(0)[1]] = state
-            o, final_states = problem.forward(part.packed)
+            o, final_states = problem.forward(part.start(state), with_states)
             outputs.append(o)
             states.append(final_states)
         ctx.of = context, problem
-        M = summaries[..., V:].clone() if any(part.range.spans for part in parts) else None
-        ctx.save_for_backward(*tensors, entering, M)
-        return torch.cat(outputs, 1), _by_sequence(parts, states)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(M, *entering, *tensors)
+        return _joined(outputs, 1), _by_sequence(parts, states) if with_states else None
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor, dstates: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, do: Tensor | None, dstates: Tensor | None) -> tuple[Any, ...]:
         context, problem = ctx.of
-        *tensors, entering, M = ctx.saved_tensors
-        gradients = _gradients(context, problem, Inputs(*tensors), entering, M, do, dstates)
+        n = len(context.ranges)
+        M, *saved = ctx.saved_tensors
+        entering, tensors = saved[:n], saved[n:]
+        x = Inputs(*tensors)
+        if do is None:
+            do = x.q.new_zeros([*x.q.shape[:2], *x.v.shape[2:]])
+        gradients = _gradients(context, problem, x, entering, M, do, dstates)
         if torch.is_grad_enabled():  # create_graph=True
             count = len(gradients)
             gradients = _OnceDifferentiable.apply(problem.text, count, *gradients, *tensors, do, dstates)
-        return None, None, *gradients
+        return None, None, None, *gradients
 
 
 @torch.no_grad()
@@ -198,52 +249,58 @@ def _gradients(
     context: CPContext,
     problem: _Problem,
     x: Inputs,
-    entering: Tensor,
+    entering: list[Tensor | None],
     M: Tensor | None,
     do: Tensor,
-    dstates: Tensor,
+    dstates: Tensor | None,
 ) -> list[Tensor | None]:
-    """The gradients of x; entering and M ``[ranges, B, HV, K, V or K]`` are kept from the forward pass."""
+    """The gradients of x; entering, the states that enter this rank's ranges, and M are kept from the forward pass."""
     parts = _parts(context, x)
     dense = parts[0].range.boundaries is None
-    V = entering.shape[-1]
-    columns = V + x.q.shape[3] if context.transition else V
-    summaries = entering.new_zeros([*entering.shape[:-1], columns])
-    if M is not None:
-        summaries[..., V:] = M
-    behind = []  # of each range the gradients of the states behind its runs
-    for i, (summary, part) in enumerate(zip(summaries, parts, strict=True)):
-        dht = dstates[part.sequences].clone(memory_format=torch.contiguous_format)
-        if dense and i < len(parts) - 1:
-            dht.zero_()
-        behind.append(dht)
+    behind: list[Tensor | None] = []  # of each range the gradients of the states behind its runs
+    found_dR: list[Tensor | None] = []
+    for i, part in enumerate(parts):
+        unseen = dstates is None or (dense and i < len(parts) - 1)
+        behind.append(None if unseen else dstates[part.sequences])
+        dR = None
         if part.range.enters:
             tokens, rows = part.run(0)
-            part.x.initial_state[rows] = entering[i]
-            of_first = problem.backward(part.run_alone(0), do[:, part.tokens][:, tokens], dht[rows])
-            summary[..., :V] = of_first.initial_state
-    leaving = exchange(context, summaries, V, reverse=True)
+            dht = None if unseen else behind[i][rows]
+            dR = problem.backward_summary(part.run_alone(0), do[:, part.tokens][:, tokens], dht)
+        found_dR.append(dR)
+    leaving = exchange_gradients(context, _message(x, found_dR, x.v.shape[3]), M)
     found: list[Inputs] = []
-    for part, dht, gradient in zip(parts, behind, leaving, strict=True):
+    for part, dht, state, gradient in zip(parts, behind, entering, leaving, strict=True):
         if part.range.leaves:
-            dht[part.run(-1)[1]] += gradient
-        found.append(problem.backward(part.packed, do[:, part.tokens], dht))
-        if part.range.enters:
-            found[-1].initial_state[part.run(0)[1]] = 0
+            last = gradient if dht is None else dht[part.run(-1)[1]] + gradient
+            dht = _with_row(dht, -1, last, 1 if dense else len(part.range.boundaries) - 1)
+        found.append(problem.backward(part.start(state), do[:, part.tokens], dht))
     gradients: list[Tensor | None] = []
     for name, given, ours in zip(Inputs._fields, x, zip(*found, strict=True), strict=True):
         if given is None:
             gradients.append(None)
         elif name == "initial_state":
-            gradients.append(ours[0] if dense else torch.cat(ours))
+            gradients.append(_of_states(given, parts, ours))
+        elif name in _PER_CALL:
+            gradients.append(ours[0] if len(ours) == 1 else torch.stack(ours).sum(0))
         else:
-            gradients.append(torch.stack(ours).sum(0) if name in _PER_CALL else torch.cat(ours, 1))
+            gradients.append(_joined(list(ours), 1))
     return gradients
+
+
+def _of_states(given: Tensor, parts: list[_Part], found: tuple[Tensor, ...]) -> Tensor:
+    """The gradient of the caller's states: 0 of those that nobody reads, since their sequence comes from elsewhere."""
+    if parts[0].range.boundaries is None:
+        return torch.zeros_like(given) if parts[0].range.enters else found[0]
+    for part, gradient in zip(parts, found, strict=True):
+        if part.range.enters:
+            gradient[:1] = 0
+    return _joined(list(found), 0)
 
 
 def _by_sequence(parts: list[_Part], states: list[Tensor]) -> Tensor:
     """The states behind this rank's sequences: of a dense batch those behind its last range."""
-    return states[-1] if parts[0].range.boundaries is None else torch.cat(states)
+    return states[-1] if parts[0].range.boundaries is None else _joined(states, 0)
 
 
 def _ring(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Tensor]:
@@ -251,23 +308,23 @@ def _ring(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Ten
     rank, n = dist.get_rank(context.group), len(context.ranges)
     outputs, states = [], []
     parts = _parts(context, x)
+    (B, _, _, K), (HV, V) = x.q.shape, x.v.shape[2:]
     for i, part in enumerate(parts):
         at = context.order.index(rank * n + i)
+        state = None
         if part.range.enters:
             owner = context.order[at - 1] // n
-            rows = part.run(0)[1]
-            state = torch.empty_like(part.x.initial_state[rows])
             if owner == rank:
-                state.copy_(states[-1][parts[i - 1].run(-1)[1]])
+                state = states[-1][parts[i - 1].run(-1)[1]]
             else:
+                state = x.q.new_empty([B, HV, K, V], dtype=_state_dtype(x))
                 dist.recv(state, group=context.group, group_src=owner)
-            part.x.initial_state[rows] = state
-        o, final_states = problem.forward(part.packed)
+        o, final_states = problem.forward(part.start(state))
         outputs.append(o)
         states.append(final_states)
         if part.range.leaves and (owner := context.order[at + 1] // n) != rank:
             dist.send(final_states[part.run(-1)[1]].contiguous(), group=context.group, group_dst=owner)
-    return torch.cat(outputs, 1), _by_sequence(parts, states)
+    return _joined(outputs, 1), _by_sequence(parts, states)
 
 
 def run(
@@ -293,8 +350,7 @@ def run(
     v_first = "state_v_first" in problem
     fields = {name: value for name, value in problem.items() if name not in ("state_v_first", *_OF_A_RANK)}
     exact = x.q.dtype is torch.float64
-    with_state = {**fields, "output_final_state": 1}
-    one = _Problem(with_state, text_of(with_state), exact)
+    one, with_states = _Problem(fields, exact), "output_final_state" in problem
     if exact:
         x = Inputs(*(y if y is None else y.double() for y in x))
         x = x if x.A_log is None else x._replace(A_log=x.A_log.reshape(-1))
@@ -306,28 +362,32 @@ def run(
     if torch.compiler.is_compiling():  # ranks compare calls that run, not ones that are traced
         if error is not None:
             raise error
-        o, state = _compute(context, one, x)
+        o, state = _compute(context, one, with_states, x)
     else:
         with exchanging():
             _agree(context, one, x, _call_of(context, x, fields, gradients), error)
-            o, state = _compute(context, one, x)
-    if "output_final_state" not in problem:
+            o, state = _compute(context, one, with_states, x)
+    if not with_states:
         return o, None
     return o, state.mT.contiguous() if v_first else state
 
 
-def _compute(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Tensor]:
+def _compute(
+    context: CPContext, problem: _Problem, with_states: bool, x: Inputs
+) -> tuple[Tensor, Tensor | None]:
     if context.exchange == "ring" or problem.exact:
-        return _compute_untraced(context, problem, x)
-    return _ContextParallel.apply(context, problem, *x)
+        return _compute_untraced(context, problem, with_states, x)
+    return _ContextParallel.apply(context, problem, with_states, *x)
 
 
 @torch.compiler.disable
-def _compute_untraced(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Tensor]:
+def _compute_untraced(
+    context: CPContext, problem: _Problem, with_states: bool, x: Inputs
+) -> tuple[Tensor, Tensor | None]:
     """What torch.compile has no graph of: send and receive, and float64, whose gradient is autograd's."""
     if context.exchange == "ring":
         return _ring(context, problem, x)
-    return _ContextParallel.apply(context, problem, *x)
+    return _ContextParallel.apply(context, problem, with_states, *x)
 
 
 def _agree(
@@ -381,11 +441,13 @@ def _error(
 
 
 def _first_error(context: CPContext, problem: _Problem, x: Inputs) -> Exception | None:
-    """What the ordinary pass of this rank's tokens raises, which others are to hear of: a wrong shape, a missing
-    compiler."""
+    """What the ordinary pass and the summaries of this rank's tokens raise, which others are to hear of: a wrong
+    shape, a missing compiler."""
     try:
         with torch.no_grad():
             problem.forward(x._replace(cu_seqlens=context.cu_seqlens, cu_seqlens_cpu=context.cu_seqlens_cpu))
+            if context.exchange != "ring":
+                _summaries(context, problem, x, _parts(context, x))
     except (TypeError, ValueError, RuntimeError) as error:
         try:
             named = by_parameter(problem.fields, x)
