@@ -22,7 +22,7 @@ enum class Passing : std::uint8_t {
   kept,             ///< for the backward pass: an output forwards, an input backwards
   output,           ///< an output, and of an update a tensor of the caller that it writes
   gradient,         ///< an output of the backward pass
-  summary,          ///< an output of problems with `summary`, which these operators do not prepare
+  summary,          ///< the output of wyvern::summary and wyvern::backward_summary
 };
 
 /// What dtypes a tensor may have.
