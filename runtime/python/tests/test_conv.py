@@ -275,20 +275,20 @@ def test_gradients_are_refused_with_out(name: str) -> None:
 
 MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
     "no weight": ({"conv_weight": None, "initial_conv_state": None}, ValueError, "conv_bias is given without conv_we"),
-    "window alone": ({"conv_weight": None, "conv_bias": None}, ValueError, "initial_conv_state is given without conv_w"),
+    "window alone": ({"conv_weight": None, "conv_bias": None}, ValueError, "initial_conv_state is given without conv"),
     "last rows alone": (
         {"conv_weight": None, "conv_bias": None, "initial_conv_state": None, "output_conv_state": True},
         ValueError, "output_conv_state is true; it must be false without conv_weight",
     ),
     "width": ({"conv_weight": torch.ones(96, 5)}, ValueError, r"conv_weight has shape \[96, 5\]; .* W from 2 to 4"),
     "one": ({"conv_weight": torch.ones(96, 1)}, ValueError, r"conv_weight has shape \[96, 1\]; .* W from 2 to 4"),
-    "dimensions": ({"conv_weight": torch.ones(96, 1, 4)}, ValueError, r"conv_weight has shape \[96, 1, 4\]; .*\[C, W\]"),
+    "dimensions": ({"conv_weight": torch.ones(96, 1, 4)}, ValueError, r"conv_weight has shape \[96, 1, 4\].*\[C, W\]"),
     "channels": ({"conv_weight": torch.ones(95, 4)}, ValueError, r"conv_weight has shape \[95, 4\]; .*\[96, ?4\]"),
     "bias": ({"conv_bias": torch.ones(95)}, ValueError, r"conv_bias has shape \[95\]; .*\[96\]"),
     "window": (
         {"initial_conv_state": torch.ones(2, 96, 4)}, ValueError, r"initial_conv_state has shape \[2, 96, 4\]; .*96, ?3"
     ),
-    "window's dtype": ({"initial_conv_state": torch.ones(2, 96, 3).half()}, TypeError, "initial_conv_state is torch.fl"),
+    "window's dtype": ({"initial_conv_state": torch.ones(2, 96, 3).half()}, TypeError, "initial_conv_state is torch"),
     "activation": ({"conv_activation": "relu"}, ValueError, "conv_activation is 'relu'; .* 'silu', 'swish', None"),
     "integers": ({"conv_weight": torch.ones(96, 4).int()}, TypeError, "conv_weight is torch.int32"),
     "list": ({"conv_bias": [1]}, TypeError, "conv_bias is list; it must be a torch.Tensor"),
