@@ -26,10 +26,14 @@ class Scripts(Case):
             f"# name, operator, options\n\none {OP} --shape {SHAPE}\ntwo kda --shape {SHAPE}\n")
         record = ("record_spaces", "out", "--device", "cpu", "--problems", "spaces", "--seconds")
         self.assertIn("2 are not done yet", self.script(*record, 0, expect=3))
-        cut = self.script(*record, 1, expect=3)  # no time for all of one
-        self.assertIn("one: not done yet", cut)
         self.cache = self.folder / "out/cache"
-        known = self.document("cache", "stats")["measurements"]
+        known = 0
+        for _ in range(30):  # a busy machine may only compile in the first ones, which is kept
+            cut = self.script(*record, 1, expect=3)  # no time for all of one
+            self.assertIn("one: not done yet", cut)
+            known = self.document("cache", "stats")["measurements"]
+            if known > 0:
+                break
         self.assertGreater(known, 0)
         self.assertIn("two: ", self.script(*record, 200))
         files = [self.folder / f"out/{name}.jsonl.gz" for name in ("one", "two")]
