@@ -8,8 +8,8 @@ Sides, on the same random values: `alone` is Wyvern on rank 0's GPU with the who
 and `heads` its operator on whole sequences and a part of the heads, between two all-to-alls (Megatron's way).
 FLA's check of Triton's version is lifted (its issue 640): the values of its gradients do not matter to their time.
 
-Sides are timed in turn by CUDA events, the caches displaced and the ranks brought together before each call;
-a time is the slowest rank's, of which the median is taken. The device is kept busy until the host has
+Sides are timed in turn by CUDA events, the caches displaced and the ranks brought together before each call. A
+row has the median of the slowest rank's times. The device is kept busy until the host has
 enqueued the call. Errors are the rms of the difference from `alone` over its rms, of o and of the gradient of q.
 """
 

@@ -576,6 +576,23 @@ const Prepared& prepared(const Request& request) {
   return *table.insert_or_assign(key, std::move(one)).first->second;
 }
 
+namespace {
+
+/// Throws unless the order has each range once.
+void check_order(const FoldRequest& request) {
+  std::vector<std::int64_t> places(request.order);
+  std::ranges::sort(places);
+  std::int64_t next = 0;
+  for (const std::int64_t place : places)
+    if (place != next++) next = -1;
+  if (next != request.options.ranges)
+    throw Refusal(Kind::value, "order must name each of the " +
+                                   std::to_string(request.options.ranges) +
+                                   " ranges of summaries once");
+}
+
+}  // namespace
+
 PreparedFold prepared_fold(const FoldRequest& request,
                            const std::function<void*(std::span<const std::int32_t>)>& place) {
   const wyvern_fold_options& options = request.options;
@@ -587,6 +604,7 @@ PreparedFold prepared_fold(const FoldRequest& request,
       return found->second;
   }
   refuse_captured(request);
+  check_order(request);
   wyvern_fold* fold = nullptr;
   check(wyvern_prepare_fold(runtime(), device_of(request.cuda_device), &options, &fold));
   const std::vector<std::int32_t> order(request.order.begin(), request.order.end());

@@ -107,3 +107,39 @@ def make(
     if steps != 1:
         options["num_householder"] = reference["steps"] = steps
     return Call(function, tensors, options, reference)
+
+
+# Bounds of gradients of OF_ROWS, and of all others (runtime/SPECIFICATION.md, section 5).
+GRADIENTS = {torch.float32: (2e-5, 5e-5), torch.bfloat16: (8e-3, 2e-2), torch.float16: (8e-3, 2e-2)}
+OF_ROWS = ("q", "k", "v", "initial_state", "initial_conv_state")
+
+
+def check_gradients(call: Call, exact: Callable[[Call, list[torch.Tensor]], list[torch.Tensor]]) -> None:
+    """Gradients of all outputs by all tensors beside exact(call, the outputs' gradients)."""
+    from reference import error
+
+    outputs = call()
+    seeds = [torch.randn_like(x) for x in outputs]
+    gradients = torch.autograd.grad(outputs, call.leaves(), seeds)
+    rows, others = GRADIENTS[call.tensors["q"].dtype]
+    for name, got, wanted in zip(call.tensors, gradients, exact(call, seeds), strict=True):
+        assert got.dtype is call.tensors[name].dtype, name
+        assert error(got, wanted) < (rows if name in OF_ROWS else others), name
+
+
+def check_compiled_and_kept_gradients(call: Call) -> None:
+    """Compiled they have the same bits; where what the forward pass computed is kept they are near."""
+    from reference import error
+
+    seeds = [torch.randn_like(x) for x in call()]
+    wanted = torch.autograd.grad(call(), call.leaves(), seeds)
+    torch._dynamo.reset()
+    step = torch.compile(
+        lambda *leaves: call.function(**dict(zip(call.tensors, leaves, strict=True)), **call.options),
+        backend="aot_eager", fullgraph=True,
+    )  # fmt: skip
+    for one, other in zip(torch.autograd.grad(step(*call.leaves()), call.leaves(), seeds), wanted, strict=True):
+        assert torch.equal(one, other)
+    call.options["disable_recompute"] = True
+    for one, other in zip(torch.autograd.grad(call(), call.leaves(), seeds), wanted, strict=True):
+        assert error(one, other.double().cpu()) < 5e-5

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Call, make
+from conftest import GRADIENTS, Call, check_compiled_and_kept_gradients, check_gradients, make
 from reference import error, recurrence
 from wyvern import ops
 from wyvern._recurrence import convolve
@@ -174,10 +174,6 @@ def test_float64_has_every_derivative(function: Any, packed: bool) -> None:
         assert torch.autograd.gradgradcheck(run, tuple(tensors.values()))
 
 
-GRADIENTS = {torch.float32: (2e-5, 5e-5), torch.bfloat16: (8e-3, 2e-2), torch.float16: (8e-3, 2e-2)}
-OF_ROWS = ("q", "k", "v", "initial_state", "initial_conv_state")  # whose gradients have the first bound
-
-
 def trained(function: Callable[..., Any], device: str, dtype: torch.dtype, **sizes: Any) -> Call:
     """With gradients of everything."""
     call = batch(function, device, dtype, **sizes)
@@ -218,30 +214,12 @@ def test_gradients(
     if W == 2:
         for name in ("conv_weight", "conv_bias"):
             call.tensors[name] = call.tensors[name].detach().to(dtype).requires_grad_()
-    outputs = call()
-    seeds = [torch.randn_like(x) for x in outputs]
-    gradients = torch.autograd.grad(outputs, call.leaves(), seeds)
-    rows, others = GRADIENTS[dtype]
-    for name, got, wanted in zip(call.tensors, gradients, exact_gradients(call, seeds), strict=True):
-        assert got.dtype is call.tensors[name].dtype, name
-        assert error(got, wanted) < (rows if name in OF_ROWS else others), name
+    check_gradients(call, exact_gradients)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_gradients_are_the_same_compiled_and_kept(function: Any, device: str) -> None:
-    call = trained(function, device, torch.float32)
-    seeds = [torch.randn_like(x) for x in call()]
-    wanted = torch.autograd.grad(call(), call.leaves(), seeds)
-    torch._dynamo.reset()
-    step = torch.compile(
-        lambda *leaves: call.function(**dict(zip(call.tensors, leaves, strict=True)), **call.options),
-        backend="aot_eager", fullgraph=True,
-    )  # fmt: skip
-    for one, other in zip(torch.autograd.grad(step(*call.leaves()), call.leaves(), seeds), wanted, strict=True):
-        assert torch.equal(one, other)
-    call.options["disable_recompute"] = True
-    for one, other in zip(torch.autograd.grad(call(), call.leaves(), seeds), wanted, strict=True):
-        assert error(one, other.double().cpu()) < 5e-5
+    check_compiled_and_kept_gradients(trained(function, device, torch.float32))
 
 
 def test_gradients_of_one_output_and_of_samples(device: str) -> None:
@@ -275,20 +253,26 @@ def test_gradients_are_refused_with_out(name: str) -> None:
 
 MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
     "no weight": ({"conv_weight": None, "initial_conv_state": None}, ValueError, "conv_bias is given without conv_we"),
-    "window alone": ({"conv_weight": None, "conv_bias": None}, ValueError, "initial_conv_state is given without conv"),
+    "window alone": (
+        {"conv_weight": None, "conv_bias": None}, ValueError, "initial_conv_state is given without conv_weight"
+    ),
     "last rows alone": (
         {"conv_weight": None, "conv_bias": None, "initial_conv_state": None, "output_conv_state": True},
         ValueError, "output_conv_state is true; it must be false without conv_weight",
     ),
     "width": ({"conv_weight": torch.ones(96, 5)}, ValueError, r"conv_weight has shape \[96, 5\]; .* W from 2 to 4"),
     "one": ({"conv_weight": torch.ones(96, 1)}, ValueError, r"conv_weight has shape \[96, 1\]; .* W from 2 to 4"),
-    "dimensions": ({"conv_weight": torch.ones(96, 1, 4)}, ValueError, r"conv_weight has shape \[96, 1, 4\].*\[C, W\]"),
+    "dimensions": (
+        {"conv_weight": torch.ones(96, 1, 4)}, ValueError, r"conv_weight has shape \[96, 1, 4\]; .*\[C, W\]"
+    ),
     "channels": ({"conv_weight": torch.ones(95, 4)}, ValueError, r"conv_weight has shape \[95, 4\]; .*\[96, ?4\]"),
     "bias": ({"conv_bias": torch.ones(95)}, ValueError, r"conv_bias has shape \[95\]; .*\[96\]"),
     "window": (
         {"initial_conv_state": torch.ones(2, 96, 4)}, ValueError, r"initial_conv_state has shape \[2, 96, 4\]; .*96, ?3"
     ),
-    "window's dtype": ({"initial_conv_state": torch.ones(2, 96, 3).half()}, TypeError, "initial_conv_state is torch"),
+    "window's dtype": (
+        {"initial_conv_state": torch.ones(2, 96, 3).half()}, TypeError, "initial_conv_state is torch.float16"
+    ),
     "activation": ({"conv_activation": "relu"}, ValueError, "conv_activation is 'relu'; .* 'silu', 'swish', None"),
     "integers": ({"conv_weight": torch.ones(96, 4).int()}, TypeError, "conv_weight is torch.int32"),
     "list": ({"conv_bias": [1]}, TypeError, "conv_bias is list; it must be a torch.Tensor"),

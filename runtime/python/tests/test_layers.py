@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import GRADIENTS, OF_ROWS
 from reference import error, recurrence
 from wyvern import layers
 
@@ -416,15 +417,11 @@ def test_steps_and_decays_belong_together() -> None:
         layer(split=True)
 
 
-GRADIENTS = {
-    torch.float64: (1e-11, 1e-11), torch.float32: (2e-5, 5e-5), torch.bfloat16: (8e-3, 2e-2),
-    torch.float16: (8e-3, 2e-2),
-}  # fmt: skip
-OF_ROWS = ("q", "k", "v", "initial_state", "initial_conv_state")  # whose gradients have the first bound
+BOUNDS = GRADIENTS | {torch.float64: (1e-11, 1e-11)}
 
 
 @pytest.mark.parametrize("bounds", [None, PACK])
-@pytest.mark.parametrize("dtype", GRADIENTS)
+@pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_gradients(function: Any, dtype: torch.dtype, bounds: list[int] | None, device: str) -> None:
     """Of the projection in one tensor and of all others, through o and both states."""
@@ -443,7 +440,7 @@ def test_gradients(function: Any, dtype: torch.dtype, bounds: list[int] | None, 
     wanted = exact(Layer(function, {}, {}, options), x, dtype)
     torch.autograd.backward(wanted, [seed.double().cpu() for seed in seeds])
     for name, value in x.items():
-        assert error(got[name], value.grad) < GRADIENTS[dtype][name not in OF_ROWS], name
+        assert error(got[name], value.grad) < BOUNDS[dtype][name not in OF_ROWS], name
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.bfloat16, 0)])

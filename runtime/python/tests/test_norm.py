@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Call, make
+from conftest import Call, check_compiled_and_kept_gradients, check_gradients, make
 from reference import error, recurrence
 from wyvern import ops
 
@@ -20,8 +20,6 @@ CHUNKED = [
     ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda, ops.chunk_gated_delta_product, ops.chunk_gdn2,
 ]  # fmt: skip
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
-GRADIENTS = {torch.float32: (2e-5, 5e-5), torch.bfloat16: (8e-3, 2e-2), torch.float16: (8e-3, 2e-2)}
-OF_ROWS = ("q", "k", "v", "initial_state")  # whose gradients have the first bound
 ACTIVATIONS = {"silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid}
 
 
@@ -176,30 +174,12 @@ def test_gradients(function: Any, dtype: torch.dtype, activation: str, device: s
     call.options |= {"norm_activation": activation, "norm_eps": 1e-3}
     if packed:
         call.fixed["cu_seqlens"] = torch.tensor([0, 13, 13, 80, 80], device=device)
-    outputs = call()
-    seeds = [torch.randn_like(x) for x in outputs]
-    gradients = torch.autograd.grad(outputs, call.leaves(), seeds)
-    rows, others = GRADIENTS[dtype]
-    for name, got, wanted in zip(call.tensors, gradients, exact_gradients(call, seeds), strict=True):
-        assert got.dtype is call.tensors[name].dtype, name
-        assert error(got, wanted) < (rows if name in OF_ROWS else others), name
+    check_gradients(call, exact_gradients)
 
 
 @pytest.mark.parametrize("function", CHUNKED)
 def test_gradients_are_the_same_compiled_and_kept(function: Any, device: str) -> None:
-    call = trained(function, device, torch.float32)
-    seeds = [torch.randn_like(x) for x in call()]
-    wanted = torch.autograd.grad(call(), call.leaves(), seeds)
-    torch._dynamo.reset()
-    step = torch.compile(
-        lambda *leaves: call.function(**dict(zip(call.tensors, leaves, strict=True)), **call.options),
-        backend="aot_eager", fullgraph=True,
-    )  # fmt: skip
-    for one, other in zip(torch.autograd.grad(step(*call.leaves()), call.leaves(), seeds), wanted, strict=True):
-        assert torch.equal(one, other)
-    call.options["disable_recompute"] = True
-    for one, other in zip(torch.autograd.grad(call(), call.leaves(), seeds), wanted, strict=True):
-        assert error(one, other.double().cpu()) < 5e-5
+    check_compiled_and_kept_gradients(trained(function, device, torch.float32))
 
 
 def test_gradients_of_a_weight_in_the_models_dtype_and_of_samples(device: str) -> None:

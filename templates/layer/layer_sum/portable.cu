@@ -1,5 +1,5 @@
 // The gradients of norm_weight, conv_weight and conv_bias from their parts. A block has BC columns
-// of the first, or kConvSumColumns of the others, of which there are many.
+// of the first, or kConvSumColumns of the others, since those have many.
 #include "device/cuda/part_sums.cuh"
 #include "layer/layout.hpp"
 
