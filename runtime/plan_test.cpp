@@ -359,6 +359,36 @@ TEST(Plans, HaveThreeKernelsForABackwardPassOfADecayAChannelOnHopper) {
   EXPECT_TRUE(is_portable([](Problem& o) { o.op = "gdn2", o.beta_dtype = DType::fp32; }));
 }
 
+/// Of a summary with a decay a channel the reverse scan is the whole, where portable kernels that
+/// split a sequence are not faster.
+TEST(Plans, HaveTwoKernelsForAReverseSummaryOfADecayAChannelOnHopper) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.pass = Pass::backward;
+  p.summary = true;
+  p.dtype = DType::bf16;
+  p.K = p.V = 128;
+  const std::vector<std::string> two{"kda_bwd_prepare", "kda_scans_summary"};
+  const auto steps = [&](std::int64_t T, std::int64_t HV) {
+    p.B = p.N = 1, p.T = T, p.H = p.HV = HV;
+    return names(default_plan(p, target));
+  };
+  for (const char* const op : {"gdn2", "kda"}) {
+    p.op = op;
+    EXPECT_EQ(steps(64, 1), two) << op;
+    EXPECT_EQ(steps(8192, 64), two) << op;
+    EXPECT_EQ(steps(131072, 1).back(), "bwd_dhu_summary") << op;
+  }
+  p.dtype = DType::fp16;
+  EXPECT_EQ(steps(8192, 64).back(), "bwd_dhu_summary");
+  p.dtype = DType::bf16;
+  steps(8192, 64);
+  target = cuda_target("sm_80");
+  target.limits.multiprocessors = 108;
+  EXPECT_EQ(names(default_plan(p, target)).back(), "bwd_dhu_summary");
+}
+
 TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
   Target target = cuda_target("sm_90a");
   Problem p = gated();

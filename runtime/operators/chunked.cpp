@@ -262,7 +262,7 @@ void add_reverse_summary(const ChunkedStages& stages, Uses& uses) {
 namespace {
 
 /// The list of a problem with `summary`: an optional kernel finds the maps of segments in the place
-/// of all stages up to them.
+/// of all stages up to them, or an optional group is the whole of it.
 Uses summary_stages(const Problem& p, const ChunkedStages& stages) {
   const bool forward = p.pass == Pass::forward;
   Uses uses;
@@ -275,6 +275,9 @@ Uses summary_stages(const Problem& p, const ChunkedStages& stages) {
                 {{"v", "do"}, {"share_dM", "segment_dM"}, {"share_dR", "segment_dR"}},
                 {}}},
               uses);
+  const bool whole = !forward && !stages.whole_summary.empty();
+  if (whole) add_group(stages.whole_summary, uses);
+  const std::size_t behind = uses.size();
   if (!forward) add_row_scales(p, "q", uses);
   add_row_scales(p, "k", uses);
   add_gate_sums(p, stages, uses);
@@ -284,7 +287,7 @@ Uses summary_stages(const Problem& p, const ChunkedStages& stages) {
     add_forward_summary(uses);
   else
     add_reverse_summary(stages, uses);
-  if (uses[group].optional_group != 0) uses[group].replaces = uses.size() - group - 2;
+  if (behind > group) uses[behind - 1].replaces = uses.size() - behind - (whole ? 0 : 1);
   return uses;
 }
 

@@ -39,6 +39,8 @@ struct ChunkedStages {
   /// As `segment` and `resume`, before that group. Null: no such group.
   const StageDefinition* scans_segment = nullptr;
   const StageDefinition* scans_resume = nullptr;
+  /// The optional group that is a whole backward pass with `summary`. Empty: no such group.
+  std::vector<StageUse> whole_summary{};
 };
 
 /// For no gate or a scalar gate per head: one decay factor per element of an intra-chunk product.

@@ -22,7 +22,8 @@
 // include factors that the scans would else apply:
 //   decayed_rows: -a K, b d K, scale a Q    squares: T - I, P    decay = exp(G_C)
 //   row_scales: 1 / norm of rows of q, then of k
-// dG has a product for each channel, not sums over channels. `dv` is dV.
+// For a summary the reverse scan alone comes next, which needs neither v nor Z. dG has a product
+// for each channel, not sums over channels. `dv` is dV.
 //
 // With ERASE_WRITE (gdn2) b = 1, the scans' V is written = write v, and K is erase k where it reads
 // the state: on the left of T's K K^T, in a K S, K^T (a dV) and rowsum(K R). So dwritten = T^T x,
@@ -134,6 +135,17 @@ inline constexpr StageDefinition kda_scans{
      tensor::dstates.out(),
      tensor::dv,
      tensor::dinitial_state.when({constant::INITIAL_STATE})}};
+
+inline constexpr StageDefinition kda_scans_summary{
+    "kda_scans_summary", "The gradient of the state that enters each sequence, by the reverse scan over prepared chunks.",
+    {tensor::decayed_rows,
+     tensor::squares,
+     tensor::decay,
+     tensor::do_,
+     tensor::dht.when({constant::FINAL_STATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_offsets.when({constant::VARLEN}),
+     tensor::dsummary}};
 
 inline constexpr StageDefinition kda_gradient{
     "kda_gradient", "Gradients of the inputs q, k, beta (erase, write, v) and g, chunk by chunk, from both scans' outputs.",

@@ -355,6 +355,7 @@ TEST_F(Spills, BackwardPassOfAGateAChannelHasNoneButChunks) {
   for (const KdaCase& c : kKdaCases)
     for (const auto& [id, op] : {std::pair{"kda_bwd_prepare.hopper", "kda"},
                                  {"kda_scans.hopper", "kda"},
+                                 {"kda_scans_summary.hopper", "kda"},
                                  {"kda_gradient.hopper", "kda"},
                                  {"kda_bwd_prepare.hopper", "gdn2"},
                                  {"kda_gradient.hopper", "gdn2"}}) {

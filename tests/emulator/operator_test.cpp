@@ -74,12 +74,18 @@ TEST_P(EmulatedSummaries, OfPortablePlans) {
 INSTANTIATE_TEST_SUITE_P(, EmulatedSummaries, ::testing::ValuesIn(chunked_passes()),
                          [](const auto& each) { return name_of(each.param); });
 
-/// The same by Hopper's kernels of segments, where there are some. With fast decay M is 0.
+/// The same by Hopper's kernels of segments, or of the reverse scan. With fast decay M is 0.
 class EmulatedHopperSummaries : public EmulatedSummaries {};
 
 TEST_P(EmulatedHopperSummaries, MatchOracle) {
-  const Problem p = problem();
-  const char* const id = p.pass == Pass::backward ? "delta_scans_segment.hopper"
+  Problem p = problem();
+  const bool channels = gate_kind(p) == GateKind::vector;
+  if (channels && p.pass == Pass::backward) {  // whose kernels have no shared key heads
+    p.H = p.HV;
+    p.use_qk_l2norm = p.state_v_first = true;
+  }
+  const char* const id = p.pass == Pass::backward ? (channels ? "kda_scans_summary.hopper"
+                                                              : "delta_scans_segment.hopper")
                          : p.op == "kda"          ? "kda_segment.hopper"
                          : p.op == "gdn2"         ? "fwd_h_segment.hopper"
                                                   : "delta_segment.hopper";
@@ -97,7 +103,9 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedHopperSummaries,
                                            OperatorPass{"kda", Pass::forward},
                                            OperatorPass{"gdn2", Pass::forward},
                                            OperatorPass{"delta_rule", Pass::backward},
-                                           OperatorPass{"gated_delta_rule", Pass::backward}),
+                                           OperatorPass{"gated_delta_rule", Pass::backward},
+                                           OperatorPass{"kda", Pass::backward},
+                                           OperatorPass{"gdn2", Pass::backward}),
                          [](const auto& each) { return name_of(each.param); });
 
 /// A long sequence beside many short ones: a hint of it has the default plan go by segments, and

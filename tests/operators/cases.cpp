@@ -608,6 +608,9 @@ void add_summaries(Cases& cases, Pass pass) {
               p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
             },
             Gate::typical, {65, 0, 130, 0});
+  cases.add("SummaryK128V64", [=](Problem& p) {
+    sum(p), given(p), p.H = p.HV, p.K = 128, p.T = 330, p.state_v_first = p.use_qk_l2norm = true;
+  });
   cases.add("SummaryK256V512",
             [=](Problem& p) { sum(p), p.H = p.HV = 1, p.K = 256, p.V = 512, p.T = 70; });
   cases.add("SummaryNoTokens", [=](Problem& p) { sum(p), given(p), p.T = 0; });

@@ -53,8 +53,9 @@ Written written_elements(const StageData& data, const Template* t = nullptr);
 
 /// The bound that holds for an output: exact (0) for tables and copies; else SPECIFICATION.md's
 /// row of o, dq or dg by the dtype of the problem; fp32 outputs of scalar stages and A without a
-/// vector gate by fp32's, outputs stored in 16 bits by 16 bits'.
-double stage_bound(const StageData& data, const Config& config, std::string_view output);
+/// vector gate by fp32's, outputs stored in 16 bits or of tiles in 16 bits by 16 bits'.
+double stage_bound(const Template& t, const StageData& data, const Config& config,
+                   std::string_view output);
 
 /// Launches the step's template on `data` under run_stage's suspicion and holds every output to
 /// its reference; records test failures.

@@ -299,6 +299,30 @@ struct Prepared {
   }
 };
 
+/// One chunk of the reverse scan: dV from dO and dS, which it takes to the chunk's start.
+Matrix step_back(const Prepared& x, const TensorMap& t, Matrix& dS) {
+  const Matrix dO = x.chunk.values(t.at("do"));
+  const Matrix rows = transposed(x.P) * dO + x.k_leaving * dS;
+  const Matrix dV = rows + transposed(x.T) * rows;
+  dS = scaled(x.decay, dS) + transposed(x.q_entering) * dO + transposed(x.k_entering) * dV;
+  return dV;
+}
+
+void kda_scans_summary(const StageContext& c, TensorMap& t) {
+  const auto [H, HV, K, V] = c.dims;
+  Vector entering(static_cast<std::size_t>(c.layout.sequences() * HV * K * V));
+  for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      Matrix dS = read_state(c, optional(t, "dht"), n, head);
+      const auto sequence = static_cast<std::size_t>(n);
+      for (std::int64_t slot = c.layout.chunk_offsets[sequence + 1];
+           slot-- > c.layout.chunk_offsets[sequence];)
+        step_back(Prepared(c, t, slot, head), t, dS);
+      put(entering, n * HV + head, K, dS);
+    }
+  t["dsummary"] = entering;
+}
+
 void kda_scans(const StageContext& c, TensorMap& t) {
   const auto [H, HV, K, V] = c.dims;
   const std::int64_t BT = c.layout.BT, NT = std::ssize(c.layout.slots);
@@ -323,11 +347,7 @@ void kda_scans(const StageContext& c, TensorMap& t) {
       for (std::int64_t slot = end - 1; slot >= begin; --slot) {
         const Prepared x(c, t, slot, head);
         put(dstates, slot * HV + head, V, transposed(dS));
-        const Matrix dO = x.chunk.values(t.at("do"));
-        const Matrix rows = transposed(x.P) * dO + x.k_leaving * dS;
-        const Matrix dV = rows + transposed(x.T) * rows;
-        x.chunk.write(dv, dV);
-        dS = scaled(x.decay, dS) + transposed(x.q_entering) * dO + transposed(x.k_entering) * dV;
+        x.chunk.write(dv, step_back(x, t, dS));
       }
       write_state(c, dinitial, n, head, dS);
     }
@@ -345,6 +365,7 @@ const StageReferences& pass_references() {
                                           {"delta_gradient", delta_gradient},
                                           {"kda_bwd_prepare", kda_bwd_prepare},
                                           {"kda_scans", kda_scans},
+                                          {"kda_scans_summary", kda_scans_summary},
                                           {"kda_gradient", kda_gradient}};
   return references;
 }

@@ -26,6 +26,9 @@ const ChunkedStages& own_stages() {
     own.whole_pass = {{&stages::kda_bwd_prepare, {}, {}},
                       {&stages::kda_scans, {{"v", "written"}, {"dv", "dwritten"}}, {}},
                       {&stages::kda_gradient, {}, {}}};
+    // The reverse scan reads no values: others are in their place.
+    own.whole_summary = {{&stages::kda_bwd_prepare, {{"v", "do"}}, {}},
+                         {&stages::kda_scans_summary, {}, {}}};
     return own;
   }());
   return all;

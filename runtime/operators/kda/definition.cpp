@@ -40,6 +40,7 @@ const ChunkedStages& own_stages() {
     own.whole_pass = {{&stages::kda_bwd_prepare, {}, {}},
                       {&stages::kda_scans, {}, {}},
                       {&stages::kda_gradient, {{"dwritten", "dv"}}, {}}};
+    own.whole_summary = {{&stages::kda_bwd_prepare, {}, {}}, {&stages::kda_scans_summary, {}, {}}};
     return own;
   }());
   return all;

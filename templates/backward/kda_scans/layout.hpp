@@ -16,14 +16,15 @@ struct HopperLayout {
   int decays;     ///< floats from one stage of decays to the next
   /// A chunk's tiles, of the first stage; `values` are v, or do.
   cuda::sm90::SwizzledPlace entering, leaving, queries, values, inverse, scores;
-  /// Staging of what a consumer writes for a chunk: its state, then its rows of Z or dV.
+  /// Staging of what a consumer writes for a chunk, if it does: its state, then its rows of Z or
+  /// dV.
   cuda::sm90::SwizzledPlace state;
   cuda::ArrayPlace decay;  ///< of the first stage
   /// Full and empty barriers, one a stage, and one of the tiles of a chunk with fewer rows.
   cuda::sm90::BarrierPlace tiles_full, decay_full, empty, tail_full;
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s) {
+  constexpr HopperLayout(const S& s, bool output) {
     const int stages = static_cast<int>(s.num_stages);
     consumers = static_cast<int>(s.BV) / kColumns;
     cuda::LayoutBuilder at;
@@ -35,7 +36,7 @@ struct HopperLayout {
     scores = cuda::sm90::swizzled_tile(at, kRows, kRows, s.DTYPE);
     stage = at.bytes;
     at.bytes *= stages;
-    state = cuda::sm90::swizzled_tile(at, consumers * kColumns, s.K, s.DTYPE);
+    if (output) state = cuda::sm90::swizzled_tile(at, consumers * kColumns, s.K, s.DTYPE);
     decay = at.array(cuda::sm90::channel_floats(s.K));
     decays = decay.count;
     at.bytes += (stages - 1) * decays * 4;

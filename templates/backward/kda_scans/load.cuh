@@ -11,7 +11,8 @@
 using kda_scans::kColumns;
 using kda_scans::kRows;
 
-constexpr kda_scans::HopperLayout<Spec> kLayout{Spec{}};
+constexpr bool kOutput = Scheduler::kOutput;
+constexpr kda_scans::HopperLayout<Spec> kLayout{Spec{}, kOutput};
 constexpr int kStages = num_stages;
 constexpr int kConsumers = kLayout.consumers;
 constexpr int kThreads = 128 * (1 + kConsumers);

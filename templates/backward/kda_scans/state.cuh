@@ -93,7 +93,7 @@ struct ChunkStates<true> : Consumer<true> {
       const int stage = at.buffer;
       {
         StateFragment packed(state);
-        multiply_state<true>(packed, b.leaving(stage), step, p);
+        multiply_state<kOutput>(packed, b.leaving(stage), step, p);
         decay(stage);
         sm90::end_products<0>(x, packed);
         add(x, own);
@@ -104,12 +104,12 @@ struct ChunkStates<true> : Consumer<true> {
       sm90::load_transposed(gradients, b.values(stage, consumer));
       sm90::end_products<0>(x, u);
       RowFragment rows(x);
-      stage_rows(rows);
+      if constexpr (kOutput) stage_rows(rows);
       sm90::begin_products(state);
       sm90::multiply(state, gradients, sm90::columns_of(b.queries(stage)), true);
       sm90::multiply(state, rows, sm90::columns_of(b.entering(stage)), true);
       sm90::wgmma_commit();
-      send_rows(step, p);
+      if constexpr (kOutput) send_rows(step, p);
       at.advance();
       if (step + 1 < b.chunks) own = own_part(at);
       sm90::end_products<0>(state, gradients, rows);

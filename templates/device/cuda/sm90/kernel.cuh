@@ -63,14 +63,15 @@ WYVERN_DEVICE void run(const typename Kernel::Params& p, const Found&... found) 
 }
 
 /// Runs a block of a kernel of scans in both directions: Scans finds the block's work and
-/// `reverse`, its direction, and Scans::Scan<Reverse>, a Kernel, has the roles.
-template <class Scans>
+/// `reverse`, its direction, and Scans::Scan<Reverse>, a Kernel, has the roles. Without Forward all
+/// are reverse.
+template <class Scans, bool Forward = true>
 WYVERN_DEVICE void run_scans(const typename Scans::Params& p) {
   Scans scans(p);
   if (!scans.find()) return;
-  if (scans.reverse)
+  if (!Forward || scans.reverse)
     run<typename Scans::template Scan<true>>(p, scans);
-  else
+  else if constexpr (Forward)
     run<typename Scans::template Scan<false>>(p, scans);
 }
 

@@ -76,10 +76,17 @@ struct WholeScans {
 
   template <class Scans>
   WYVERN_DEVICE static bool find(Scans& k) {
+    const int scan = find_direction(k);
+    locate(k, scan);
+    return k.reverse || k.work.chunks > 0;
+  }
+
+  /// The work of a direction's scan of this number.
+  template <class Scans>
+  WYVERN_DEVICE static void locate(Scans& k, int scan) {
     auto& b = k.work;
     const auto& p = k.p;
     const Extents& e = p.e;
-    const int scan = find_direction(k);
     b.sequence = scan / Scans::kTilesV / e.HV;
     const Sequence sequence =
         locate_sequence<S::VARLEN, Scans::kRows>(b.sequence, e, p.seq_offsets, p.chunk_offsets);
@@ -90,7 +97,20 @@ struct WholeScans {
     b.tile = scan % Scans::kTilesV;
     find_heads(b, scan / Scans::kTilesV % e.HV, e);
     k.load_head();
-    return k.reverse || b.chunks > 0;
+  }
+};
+
+/// A block per sequence, value head and BV columns of V of the reverse scan alone, which writes the
+/// gradient of the state that enters the sequence and nothing of chunks.
+template <class S>
+struct SummaryScans {
+  static constexpr bool kOutput = false;
+
+  template <class Scans>
+  WYVERN_DEVICE static bool find(Scans& k) {
+    k.reverse = true;
+    WholeScans<S>::locate(k, block_index());
+    return true;
   }
 };
 

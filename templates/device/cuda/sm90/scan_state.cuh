@@ -107,13 +107,19 @@ WYVERN_DEVICE int64 state_place(const Scan& k) {
   return (int64{work.sequence} * work.heads + work.head) * S::K * S::V;
 }
 
+/// The gradient of the state that leaves the block's sequence.
+template <class S, class Scan, class State>
+WYVERN_DEVICE void load_dht(const Scan& k, State& state) {
+  if constexpr (S::FINAL_STATE)
+    state.template visit<S::V, S::STATE_V_FIRST>(
+        [from = k.p.dht + state_place<S>(k)](int offset, float& x) { x = from[offset]; });
+}
+
 template <class S>
 struct ScanStateIo<WholeScans<S>> {
   template <class Scan, class State>
   WYVERN_DEVICE static void load(const Scan& k, State& state) {
-    if constexpr (Scan::kReverse && S::FINAL_STATE)
-      state.template visit<S::V, S::STATE_V_FIRST>(
-          [from = k.p.dht + state_place<S>(k)](int offset, float& x) { x = from[offset]; });
+    if constexpr (Scan::kReverse) load_dht<S>(k, state);
     if constexpr (!Scan::kReverse && S::INITIAL_STATE)
       state.template visit<S::V, S::STATE_V_FIRST>(
           [from = k.p.initial_state + state_place<S>(k)](int offset, float& x) {
@@ -126,6 +132,20 @@ struct ScanStateIo<WholeScans<S>> {
     if constexpr (Scan::kReverse && S::INITIAL_STATE)
       state.template visit<S::V, S::STATE_V_FIRST>(
           [to = k.p.dinitial_state + state_place<S>(k)](int offset, float& x) { to[offset] = x; });
+  }
+};
+
+template <class S>
+struct ScanStateIo<SummaryScans<S>> {
+  template <class Scan, class State>
+  WYVERN_DEVICE static void load(const Scan& k, State& state) {
+    load_dht<S>(k, state);
+  }
+
+  template <class Scan, class State>
+  WYVERN_DEVICE static void store(const Scan& k, State& state) {
+    state.template visit<S::V, false>(
+        [to = k.p.dsummary + state_place<S>(k)](int offset, float& x) { to[offset] = x; });
   }
 };
 
