@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,7 +21,8 @@
 
 namespace wyvern {
 
-/// How the layers of a library call an operator. All of them leave the norms of q and k to it.
+/// How the layers of a library call an operator. All of them leave the norms of q and k to it, and
+/// where wyvern.layers serves them as a whole the convolution in front and the norm behind too.
 struct CallStyle {
   std::string_view library;     ///< "transformers", "fla"; with what distinguishes the calls
   bool gate_in_kernel = false;  ///< A_log and dt_bias are given, g has q's dtype; else g is fp32
@@ -32,6 +34,9 @@ struct CallStyle {
   std::int64_t short_prefill = 0;      ///< a prefill of at most so many tokens is recurrent
   bool packs_masked = false;    ///< with an attention mask the batch is packed, cu_seqlens int32
   bool packs_training = false;  ///< training steps may have packed batches, cu_seqlens int32
+  bool fp32_beta = false;       ///< beta is fp32, else it has q's dtype
+  /// Of the gate of the norm, where a layer is served as a whole. Decoding is then another style's.
+  std::optional<Activation> layer = std::nullopt;
 };
 
 /// A preset with the libraries whose models have its heads, the main one first.

@@ -15,7 +15,7 @@ struct Call {
 };
 
 /// Of every model but for the short prefills. A loss depends on no final state, so the backward
-/// pass gets no dht.
+/// pass gets no dht. The recurrent calls are no layer's.
 constexpr Call kCalls[] = {
     {"first prefill", Pass::forward, false, true},
     {"continued prefill", Pass::forward, true, true},
@@ -25,6 +25,9 @@ constexpr Call kCalls[] = {
     {"short first prefill", Pass::recurrent, false, true, true},
     {"short continued prefill", Pass::recurrent, true, true, true},
 };
+
+/// Weights a channel of the convolution in every preset's layers.
+constexpr std::int64_t kConvWidth = 4;
 
 const ModelPreset& find_model(std::string_view name) {
   const Preset& preset = find_preset(name);
@@ -37,7 +40,8 @@ Problem problem_of(const ModelPreset& preset, const CallStyle& style, DType dtyp
   Problem p;
   p.op = preset.op;
   p.H = preset.H, p.HV = preset.HV, p.K = preset.K, p.V = preset.V;
-  p.dtype = p.beta_dtype = dtype;
+  p.dtype = dtype;
+  p.beta_dtype = style.fp32_beta ? DType::fp32 : dtype;
   p.g_dtype = style.gate_in_kernel ? dtype : DType::fp32;
   p.use_qk_l2norm = true;
   p.has_g = !style.no_gate;
@@ -46,6 +50,8 @@ Problem problem_of(const ModelPreset& preset, const CallStyle& style, DType dtyp
     p.lower_bound = preset.lower_bound;
   p.use_beta_sigmoid = style.beta_sigmoid;
   p.state_v_first = style.state_v_first;
+  p.output_norm = style.layer;
+  if (style.layer) p.short_conv = kConvWidth, p.conv_dtype = dtype;
   return p;
 }
 
@@ -57,7 +63,9 @@ std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype) {
   for (const CallStyle& style : model.styles)
     for (const bool packed : {false, true})
       for (const Call& call : kCalls) {
-        const bool training = call.pass != Pass::recurrent && !call.output_final_state;
+        const bool recurrent = call.pass == Pass::recurrent;
+        if (recurrent && style.layer) continue;
+        const bool training = !recurrent && !call.output_final_state;
         if (packed && !style.packs_masked && !(style.packs_training && training)) continue;
         if (call.short_prefill && style.short_prefill == 0) continue;
         Problem p = problem_of(model, style, dtype);
@@ -65,7 +73,11 @@ std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype) {
         p.initial_state = call.initial_state;
         p.output_final_state = call.output_final_state;
         p.packed = packed;
-        const bool recurrent = call.pass == Pass::recurrent;
+        if (style.layer) {
+          p.initial_conv_state = call.initial_state;
+          p.output_conv_state = call.output_final_state;
+          p.keep_output = training && call.pass == Pass::forward;
+        }
         if (recurrent) p.T = call.short_prefill ? style.short_prefill : 1;
         calls.push_back(
             {fmt::format("{}: {}{}", style.library, call.name, packed ? ", packed" : ""),

@@ -20,8 +20,9 @@ struct PresetCall {
 /// For each library whose models have the preset's heads, its main one first: the first prefill (no
 /// initial state), a prefill that continues from a state, the forward and the backward pass of a
 /// training step, decoding, and where its layers do so prefills by the recurrent pass, and all of
-/// these packed, or those of training alone. `dtype` is the dtype of q, k, v and o. Throws
-/// Error(kBadInput) that lists the presets.
+/// these packed, or those of training alone; behind them the same of its layers as a whole, between
+/// their projections. `dtype` is the dtype of q, k, v and o. Throws Error(kBadInput) that lists the
+/// presets.
 std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype);
 
 }  // namespace wyvern

@@ -135,18 +135,26 @@ class Tune(Case):
     def test_a_preset_is_all_calls_of_its_model(self):
         """In one budget, each tuned for itself; --pass and options say which, and how."""
         tune = ("tune", OP, "--preset", "qwen3-next-80b", "--tokens", "16", "--device", "cpu",
-                "--budget", "1s")
+                "--budget", "2s")
         document = self.document(*tune)
         calls = {call["call"]: call["problem"] for call in document["calls"]}
-        self.assertEqual(list(calls), [f"transformers: {call}" for call in (
-            "first prefill", "continued prefill", "training, forward", "training, backward",
-            "decoding", "training, forward, packed", "training, backward, packed")])
-        for name, states in zip(calls, ((False, True), (True, True), (False, False),
-                                        (False, False), (True, True), (False, False), (False, False))):
-            problem = calls[name]
-            self.assertEqual((problem["initial_state"], problem["output_final_state"]), states)
+        states = {"first prefill": (False, True), "continued prefill": (True, True),
+                  "training, forward": (False, False), "training, backward": (False, False),
+                  "decoding": (True, True), "training, forward, packed": (False, False),
+                  "training, backward, packed": (False, False)}
+        layers = [call for call in states if call != "decoding"]
+        self.assertEqual(list(calls), [*(f"transformers: {call}" for call in states),
+                                       *(f"transformers, layers: {call}" for call in layers)])
+        for name, problem in calls.items():
+            library, call = name.split(": ")
+            self.assertEqual((problem["initial_state"], problem["output_final_state"]), states[call])
             self.assertTrue(problem["use_qk_l2norm"], name)
-            self.assertEqual(problem["T"], 1 if name.endswith("decoding") else 16)
+            self.assertEqual(problem["T"], 1 if call == "decoding" else 16)
+            whole = library == "transformers, layers"
+            around = [problem[field] for field in (
+                "short_conv", "output_norm", "initial_conv_state", "output_conv_state", "keep_output")]
+            self.assertEqual(around, [4, "silu", *states[call], call.startswith("training, forward")]
+                             if whole else [None, None, False, False, False], name)
         self.assertEqual(document["problem"], calls["transformers: first prefill"])
         self.assertTrue(all(call["stored"] for call in document["calls"]))
         self.wyvern("example", *tune[1:6], "-o", self.path("in.safetensors"))
@@ -168,11 +176,12 @@ class Tune(Case):
         """A manifest's line stands for the same problems; within so short a time none is begun."""
         def problems(**line):
             return len(self.calls(OP, "qwen3-next-80b", **line)["not_begun"])
-        self.assertEqual(problems(), 7)
-        self.assertEqual(problems(**{"pass": "forward"}), 4)
-        self.assertEqual(problems(**{"pass": "backward"}), 2)
-        self.assertEqual(problems(seqlens=[5, 11]), 6)
-        self.assertEqual(problems(inplace_state=True), 3)
+        # Of operators, and of layers.
+        self.assertEqual(problems(), 7 + 6)
+        self.assertEqual(problems(**{"pass": "forward"}), 4 + 4)
+        self.assertEqual(problems(**{"pass": "backward"}), 2 + 2)
+        self.assertEqual(problems(seqlens=[5, 11]), 6 + 6)
+        self.assertEqual(problems(inplace_state=True), 3)  # no layer has a state in place
         self.refuses("tune", OP, "--preset", "qwen3-next-80b", "--lower-bound", "-5",
                      names=["lower_bound"])
 
@@ -193,12 +202,15 @@ class Tune(Case):
         document = self.document(*tune)
         self.assertIn("transformers: decoding", [call["call"] for call in document["calls"]])
         names = [call["call"] for call in document["left_out"]]
+        layers = [name for name in names if name.startswith("transformers, layers: ")]
         self.assertEqual(names, ["transformers: training, backward",
-                                 "transformers: training, backward, packed"])
-        line = next(line for line in self.wyvern(*tune).stdout.splitlines()
-                    if line.startswith("left out: "))
-        for part in (*names, "inplace_state"):
-            self.assertIn(part, line)
+                                 "transformers: training, backward, packed", *layers])
+        self.assertEqual(len(layers), 6)
+        lines = [line for line in self.wyvern(*tune).stdout.splitlines()
+                 if line.startswith("left out: ")]
+        for name in names:
+            (line,) = (line for line in lines if name in line.replace(";", " (").split(" ("))
+            self.assertIn("inplace_state", line)
         self.assertNotIn("left out", self.wyvern(
             *tune[:6], "--pass", "recurrent", *tune[7:]).stdout)
 
@@ -232,9 +244,10 @@ class Tune(Case):
             self.assertIn(",bounded", keys[f"fla: {name}"])
             self.assertEqual(keys[f"fla: {name}"].replace(",bounded", ""),
                              keys[f"fla, no lower bound: {name}"])
-        self.assertEqual(len(keys), 14 + 5 + 14)
+        # Layers' training steps in a batch are the same for both libraries without a bound.
+        self.assertEqual(len(keys), 14 + 5 + 14 + (8 + 4 + 6))
         without = self.calls("kda", "kimi-linear-48b", lower_bound="none")["not_begun"]
-        self.assertEqual(len(without), 14 + 5)
+        self.assertEqual(len(without), 14 + 5 + (8 + 2))
 
     def test_shards_are_parts_of_the_whole(self):
         shapes = [f"T={tokens},H=1,K=16" for tokens in (10, 20, 30, 40)]

@@ -139,16 +139,16 @@ std::string differing_constants(const Kernels& kernels) {
   return text;
 }
 
-/// All that a model needs on an H200, whatever the model and the devices that share its heads: a
-/// constant that only multiplies compiles shows here.
+/// All that a model needs on an H200, whatever the model, the devices that share its heads and what
+/// is served, operators or layers: a constant that only multiplies compiles shows here.
 TEST(PresetKernels, AreFew) {
   Kernels kernels(on_usual_gpu(cuda_target("sm_90a")));
   for (const std::int64_t split : {1, 2, 4, 8})
-    for (const std::int64_t tokens : {512, 2048, 8192, 32768})
+    for (const std::int64_t tokens : {16, 512, 1024, 2048, 4096, 8192, 16384, 32768})
       kernels.add_presets(DType::bf16, split, tokens);
   const std::string differing = differing_constants(kernels);
   fmt::print("{} kernels\n{}", kernels.by_key().size(), differing);
-  EXPECT_LE(kernels.by_key().size(), 600U) << differing;
+  EXPECT_LE(kernels.by_key().size(), 850U) << differing;
 }
 
 }  // namespace

@@ -96,10 +96,11 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
 }
 
 /// With a state updated in place there is neither an initial nor a final state beside it; a summary
-/// has no final state, and backward no initial one. Rows that are
-/// convolved have a window where states are given.
+/// has no final state, and backward no initial one. Rows that are convolved have a window where a
+/// state is given, and leave one where it is wanted.
 void apply_states(const SelectionFlags& flags, Problem& problem) {
-  problem.initial_conv_state = problem.output_conv_state = problem.short_conv.has_value();
+  problem.initial_conv_state = problem.short_conv && problem.initial_state;
+  problem.output_conv_state = problem.short_conv && problem.output_final_state;
   if (problem.inplace_state) problem.initial_state = problem.output_final_state = false;
   if (problem.summary)
     (problem.pass == Pass::forward ? problem.output_final_state : problem.initial_state) = false;

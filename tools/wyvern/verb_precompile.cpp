@@ -32,7 +32,7 @@ namespace {
 struct Flags {
   std::optional<std::string> arch, output;
   std::vector<std::string> presets, packs;
-  std::vector<std::int64_t> splits = {1}, tokens = {512, 2048, 8192, 32768};
+  std::vector<std::int64_t> splits = {1}, tokens = {16, 512, 1024, 2048, 4096, 8192, 16384, 32768};
   int multiprocessors = 0;
   std::string dtype = "bf16";
   unsigned jobs = 0;
@@ -84,6 +84,11 @@ void add_preset(const Flags& flags, const Preset& preset, std::int64_t split, Ke
       if (!own_tokens) problem.T = problem.pass == Pass::recurrent ? 1 : tokens;
       if (call.finish != nullptr) call.finish(problem);
       kernels.add_default(problem);
+      if (problem.short_conv) {
+        // A model in fp32 whose projections autocast makes narrow has such weights.
+        problem.conv_dtype = DType::fp32;
+        kernels.add_default(problem);
+      }
       if (own_tokens || problem.pass == Pass::recurrent) break;  // for any number of tokens
     }
 }
@@ -203,7 +208,7 @@ void add_precompile(Command& command) {
   verb.add_option("--tokens", flags->tokens, "of prefills and training steps")
       ->delimiter(',')
       ->type_name("TEXT")
-      ->default_str("512,2048,8192,32768");
+      ->default_str("16,512,1024,2048,4096,8192,16384,32768");
   verb.add_option("--multiprocessors", flags->multiprocessors,
                   "of the GPU; those of the architecture's largest one")
       ->type_name("TEXT");

@@ -25,7 +25,12 @@ constexpr std::array kFla{CallStyle{.library = "fla",
                                     .no_gate = true,
                                     .decode = decode_steps,
                                     .short_prefill = 64,
-                                    .packs_masked = true}};
+                                    .packs_masked = true},
+                          CallStyle{.library = "fla, layers",
+                                    .no_gate = true,
+                                    .packs_masked = true,
+                                    .fp32_beta = true,
+                                    .layer = Activation::silu}};
 
 // The defaults of FLA's GatedDeltaProductConfig: 6 heads of 256, twice as many value columns, one
 // step a token and no gate.

@@ -6,13 +6,24 @@ namespace {
 
 constexpr std::string_view kName = "gated_delta_rule";
 
-constexpr std::array kTransformers{CallStyle{.library = "transformers", .packs_training = true}};
+constexpr std::array kTransformers{CallStyle{.library = "transformers", .packs_training = true},
+                                   CallStyle{.library = "transformers, layers",
+                                             .gate_in_kernel = true,
+                                             .beta_sigmoid = true,
+                                             .packs_training = true,
+                                             .layer = Activation::silu}};
 constexpr std::array kFla{CallStyle{.library = "fla",
                                     .gate_in_kernel = true,
                                     .beta_sigmoid = true,
                                     .state_v_first = true,
                                     .short_prefill = 64,
-                                    .packs_masked = true}};
+                                    .packs_masked = true},
+                          CallStyle{.library = "fla, layers",
+                                    .gate_in_kernel = true,
+                                    .beta_sigmoid = true,
+                                    .state_v_first = true,
+                                    .packs_masked = true,
+                                    .layer = Activation::silu}};
 
 constexpr std::array kPresets{
     ModelPreset{{"qwen3-next-80b", kName, 16, 32, 128, 128}, kTransformers},

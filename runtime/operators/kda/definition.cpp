@@ -13,21 +13,40 @@ constexpr CallStyle kFla{.library = "fla",
                          .short_prefill = 64,
                          .packs_masked = true};
 
+constexpr CallStyle as_layers(std::string_view library, CallStyle style) {
+  style.library = library;
+  style.short_prefill = 0;
+  style.layer = Activation::sigmoid;
+  return style;
+}
+
 /// FLA's layer and KDAConfig have no bound unless they are given one.
-constexpr CallStyle fla_without_bound() {
-  CallStyle style = kFla;
-  style.library = "fla, no lower bound";
+constexpr CallStyle without_bound(std::string_view library, CallStyle style) {
+  style.library = library;
   style.no_lower_bound = true;
   return style;
 }
 
-// The second computes the gate itself, without a bound.
-constexpr std::array kStyles{kFla, CallStyle{.library = "transformers"}, fla_without_bound()};
+constexpr CallStyle kFlaLayers = as_layers("fla, layers", kFla);
+
+// Those of transformers have no bound, and compute the gate themselves but for whole layers.
+constexpr std::array kStyles{
+    kFla,
+    kFlaLayers,
+    CallStyle{.library = "transformers"},
+    CallStyle{.library = "transformers, layers",
+              .gate_in_kernel = true,
+              .beta_sigmoid = true,
+              .no_lower_bound = true,
+              .layer = Activation::sigmoid},
+    without_bound("fla, no lower bound", kFla),
+    without_bound("fla, layers, no lower bound", kFlaLayers),
+};
 
 constexpr std::array kPresets{
     ModelPreset{{"kimi-linear-48b", "kda", 32, 32, 128, 128, -5.0F}, kStyles},
-    ModelPreset{{"kda-h64", "kda", 64, 64, 128, 128, -5.0F}, std::span(kStyles).first<1>()},
-    ModelPreset{{"kda-h96", "kda", 96, 96, 128, 128, -5.0F}, std::span(kStyles).first<1>()},
+    ModelPreset{{"kda-h64", "kda", 64, 64, 128, 128, -5.0F}, std::span(kStyles).first<2>()},
+    ModelPreset{{"kda-h96", "kda", 96, 96, 128, 128, -5.0F}, std::span(kStyles).first<2>()},
 };
 
 /// The vector-gate stages, with the optional groups that split long sequences of few heads into

@@ -1,8 +1,8 @@
 """Runs a tiny model with a preset's heads once through its life: prefill, more of it, decoding, training.
 
-usage: preset_models.py LIBRARY PRESET H HV K V TOKENS [LIFE], the library being transformers or
-fla, and LIFE padded (the default) or, of FLA's layers, packed (with an attention mask) or unbounded
-(the gate of kda)
+usage: preset_models.py LIBRARY PRESET H HV K V TOKENS SERVED [LIFE], the library being transformers or
+fla, SERVED operators or layers, and LIFE padded (the default) or, of FLA's layers, packed (with an
+attention mask) or unbounded (the gate of kda)
 
 Prints what wyvern.prepared() says as JSON. In a process of its own, so that its cache is WYVERN_CACHE_DIR's.
 """
@@ -59,12 +59,12 @@ def model_of_transformers(preset: str, H: int, HV: int, K: int, V: int) -> Any:
     return transformers.Qwen3NextForCausalLM(config)
 
 
-def live_with_transformers(model: Any, tokens: int) -> None:
+def live_with_transformers(model: Any, tokens: int, whole: bool) -> None:
     import wyvern.transformers
 
     model = model.bfloat16()
     ids = torch.randint(0, COMMON["vocab_size"], (1, 2 * tokens + 1))
-    with wyvern.transformers.enable():
+    with wyvern.transformers.enable(layers=whole):
         with torch.no_grad():
             past = model(ids[:, :tokens], use_cache=True).past_key_values
             past = model(ids[:, tokens:-1], past_key_values=past, use_cache=True).past_key_values
@@ -73,6 +73,8 @@ def live_with_transformers(model: Any, tokens: int) -> None:
         train().loss.backward()
         ends = torch.tensor([0, tokens], dtype=torch.int32)
         packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        if whole and model.config.model_type != "kimi_linear":  # or their convolution knows no pack
+            packed["seq_idx"] = torch.zeros(1, tokens, dtype=torch.int32)
         train(**packed, max_length_q=tokens, max_length_k=tokens).loss.backward()
     assert not wyvern.transformers.report().declined, wyvern.transformers.report()
 
@@ -96,7 +98,7 @@ def layer_of_fla(preset: str, H: int, HV: int, K: int, V: int, bounded: bool) ->
     )
 
 
-def live_with_fla(layer: Any, tokens: int, masked: bool) -> None:
+def live_with_fla(layer: Any, tokens: int, whole: bool, masked: bool) -> None:
     from fla.models.utils import Cache
 
     import wyvern.fla
@@ -114,7 +116,7 @@ def live_with_fla(layer: Any, tokens: int, masked: bool) -> None:
             first += length
             _, _, past = layer(part, mask(first), past_key_values=past, use_cache=True)
 
-    with wyvern.fla.enable():
+    with wyvern.fla.enable(layers=whole):
         layer.eval()
         with torch.no_grad():
             generate(tokens, tokens, 1)
@@ -126,14 +128,15 @@ def live_with_fla(layer: Any, tokens: int, masked: bool) -> None:
 
 def main() -> None:
     library, preset, *numbers = sys.argv[1:8]
-    life = sys.argv[8] if len(sys.argv) > 8 else "padded"
+    whole = sys.argv[8] == "layers"
+    life = sys.argv[9] if len(sys.argv) > 9 else "padded"
     H, HV, K, V, tokens = map(int, numbers)
     torch.manual_seed(0)
     if library == "transformers":
-        live_with_transformers(model_of_transformers(preset, H, HV, K, V), tokens)
+        live_with_transformers(model_of_transformers(preset, H, HV, K, V), tokens, whole)
     else:
         layer = layer_of_fla(preset, H, HV, K, V, life != "unbounded")
-        live_with_fla(layer, tokens, life == "packed")
+        live_with_fla(layer, tokens, whole, life == "packed")
     print(json.dumps(wyvern.prepared()))
 
 

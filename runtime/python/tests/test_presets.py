@@ -43,11 +43,11 @@ CALLS = {"first prefill", "continued prefill", "training, forward", "training, b
 SHORT = {"short first prefill", "short continued prefill"}
 
 
-def lived(library: str, preset: str, problem: dict[str, Any], *life: str) -> dict[str, str]:
-    """The origins of the plans that a model of the preset uses, by problem."""
+def lived(library: str, preset: str, problem: dict[str, Any], served: str, *life: str) -> dict[str, str]:
+    """The origins of the plans that a model of the preset uses, by problem; served: operators or layers."""
     sizes = [str(problem[name]) for name in ("H", "HV", "K", "V")]
     done = subprocess.run(
-        [sys.executable, str(MODELS), library, preset, *sizes, str(TOKENS), *life],
+        [sys.executable, str(MODELS), library, preset, *sizes, str(TOKENS), served, *life],
         env=os.environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -65,9 +65,12 @@ def test_every_call_is_exact(
     )
     assert all(call["stored"] for call in tuned["calls"])
     keys = {call["call"]: call["problem"]["key"] for call in tuned["calls"]}
-    used = lived("transformers", preset, tuned["problem"])
     packed = {f"{name}, packed" for name in CALLS if name.startswith("training")} if op != "kda" else set()
+    used = lived("transformers", preset, tuned["problem"], "operators")
     assert used == {keys[f"transformers: {name}"]: "exact" for name in CALLS | packed}
+    names = {f"transformers, layers: {name}" for name in (CALLS | packed) - {"decoding"}}
+    used = lived("transformers", preset, tuned["problem"], "layers")
+    assert used == {keys[name]: "exact" for name in names | {"transformers: decoding"}}
 
 
 @pytest.mark.parametrize(("op", "preset", "life"), FLA)
@@ -83,5 +86,15 @@ def test_the_calls_of_layers(op: str, preset: str, life: str, tmp_path: Path) ->
     problems = {call["call"]: call["problem"] for call in document["not_begun"]}
     style = "fla, no lower bound" if life == "unbounded" else "fla"
     packed = ", packed" if life == "packed" else ""
-    used = lived("fla", preset, problems["fla: first prefill"], life)
+    used = lived("fla", preset, problems["fla: first prefill"], "operators", life)
     assert set(used) == {problems[f"{style}: {name}{packed}"]["key"] for name in CALLS | SHORT}
+    if op == "delta_rule":  # whose norm has no gate
+        return
+    # Those of transformers' layers are not listed twice.
+    styles = (style.replace("fla", "fla, layers"), "transformers, layers")
+    listed = {name: [f"{one}: {name}{packed}" for one in styles] for name in CALLS - {"decoding"}}
+    keys = {name: next(problems[one]["key"] for one in ones if one in problems) for name, ones in listed.items()}
+    # Short prefills are other prefills of fewer tokens.
+    keys |= {f"short {name}": key.replace("/tokens=128", "/tokens=64") for name, key in keys.items() if "prefill" in name}
+    used = lived("fla", preset, problems["fla: first prefill"], "layers", life)
+    assert set(used) == {*keys.values(), problems[f"{style}: decoding{packed}"]["key"]}
