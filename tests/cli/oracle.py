@@ -223,6 +223,68 @@ def gradients(options, x, do, dht):
     return found
 
 
+@dataclass
+class Layer:
+    """What is around an operator: W weights a channel and SiLU in front, a norm and its gate behind."""
+
+    inner: Options
+    width: int
+    activation: str
+    eps: float
+
+    def flags(self):
+        return [*self.inner.flags(), f"--short-conv={self.width}", f"--output-norm={self.activation}",
+                f"--norm-eps={self.eps}"]
+
+    def forward(self, x):
+        """{"o", "o_raw", "final_state", "final_conv_state"} of sequences of at least W - 1 tokens."""
+        B, T = x["q"].shape[:2]
+        inner, last, at = dict(x), [[] for _ in range(B)], 0
+        for name in "qkv":
+            _, _, heads, dim = x[name].shape
+            rows = []
+            for b in range(B):
+                channels = []
+                for c in range(heads * dim):
+                    before = x["initial_conv_state"].row(b, at + c)
+                    values = before + [x[name].row(b, t)[c] for t in range(T)]
+                    weights, (bias,) = x["conv_weight"].row(at + c), x["conv_bias"].row(at + c)
+                    sums = [bias + sum(w * a for w, a in zip(weights, values[t:])) for t in range(T)]
+                    channels.append([a * sigmoid(a) for a in sums])
+                    last[b] += values[1 - self.width:]
+                rows += [a for row in transposed(channels) for a in row]
+            inner[name] = Tensor(x[name].shape, rows)
+            at += heads * dim
+        out = forward(self.inner, inner)
+        V, o = x["v"].shape[3], []
+        for first in range(0, len(out["o"]), V):
+            row, gate = out["o"][first:first + V], x["norm_gate"].values[first:first + V]
+            size = math.sqrt(sum(a * a for a in row) / V + self.eps)
+            o += [a / size * w * sigmoid(z) * (z if self.activation == "silu" else 1)
+                  for a, w, z in zip(row, x["norm_weight"].values, gate)]
+        return {"o": o, "o_raw": out["o"], "final_state": out["final_state"],
+                "final_conv_state": [a for rows in last for a in rows]}
+
+    def gradients(self, x, given):
+        """{"dq": [...], ...} of the sum over `given`, {"o": do, ...}, by central differences."""
+        def loss():
+            out = self.forward(x)
+            return sum(a * b for name, d in given.items() for a, b in zip(out[name], d, strict=True))
+
+        found = {}
+        for name, tensor in x.items():
+            found["d" + name] = []
+            for i, value in enumerate(tensor.values):
+                step = 1e-4 * max(1.0, abs(value))
+                tensor.values[i] = value + step
+                above = loss()
+                tensor.values[i] = value - step
+                below = loss()
+                tensor.values[i] = value
+                found["d" + name].append((above - below) / (2 * step))
+        return found
+
+
 def error(got, wanted):
     """rms(got - wanted) / rms(wanted)."""
     assert len(got) == len(wanted), (len(got), len(wanted))

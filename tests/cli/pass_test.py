@@ -196,6 +196,36 @@ class Backward(PassCase):
             self.assertEqual(Path(self.path("a")).read_bytes(), Path(self.path("b")).read_bytes())
 
 
+class Layers(PassCase):
+    """An operator with a convolution of q, k and v in front and a gated norm behind."""
+
+    def test_both_passes(self):
+        around = ["conv_weight", "conv_bias", "initial_conv_state", "norm_weight", "norm_gate"]
+        for layer in (oracle.Layer(Options("gated_delta_rule", qk_l2norm=True, gate_in_kernel=True,
+                                           beta_sigmoid=True), 4, "silu", 1e-3),
+                      oracle.Layer(Options("kda", scale=0.7), 3, "sigmoid", 1e-2)):
+            op = layer.inner.op
+            with self.subTest(op):
+                tensors = self.write_example(op, "--shape", "B=2,T=7,H=1,HV=2,K=3,V=2", "--conv-bias",
+                                             *layer.flags(), "--pass", "backward")
+                x = self.inputs(layer.inner, tensors)
+                x |= {name: oracle.tensor(tensors[name]) for name in around}
+                out = self.run_pass(op, "forward", "--keep-output", *layer.flags())
+                wanted = layer.forward(x)
+                self.assertEqual(set(out), set(wanted))
+                for name, values in wanted.items():
+                    self.close(name, oracle.numbers(out[name]), values)
+
+                write_file(self.path("in.safetensors"), {**tensors, "o_raw": out["o_raw"]})
+                out = self.run_pass(op, "backward", *layer.flags())
+                given = {"o": "do", "final_state": "dht", "final_conv_state": "dfinal_conv_state"}
+                wanted = layer.gradients(x, {name: oracle.numbers(tensors[gradient])
+                                             for name, gradient in given.items()})
+                self.assertEqual(set(out), set(wanted))
+                for name, values in wanted.items():
+                    self.close(name, oracle.numbers(out[name]), values)
+
+
 class Recurrent(PassCase):
     def test_outputs(self):
         for options, shape in self.cases():

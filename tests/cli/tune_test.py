@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import subprocess
 import unittest
 from pathlib import Path
@@ -209,7 +210,7 @@ class Tune(Case):
         lines = [line for line in self.wyvern(*tune).stdout.splitlines()
                  if line.startswith("left out: ")]
         for name in names:
-            (line,) = (line for line in lines if name in line.replace(";", " (").split(" ("))
+            (line,) = (line for line in lines if name in re.split(r"^left out: |; | \(", line))
             self.assertIn("inplace_state", line)
         self.assertNotIn("left out", self.wyvern(
             *tune[:6], "--pass", "recurrent", *tune[7:]).stdout)

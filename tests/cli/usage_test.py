@@ -4,12 +4,14 @@ import ast
 import doctest
 import hashlib
 import json
+import os
 import re
 import subprocess
 import unittest
 from pathlib import Path
+from unittest import mock
 
-from support import FULL, OP, Case, read_file
+from support import FULL, OP, WYVERN, Case, read_file
 
 
 class Usage(Case):
@@ -441,6 +443,36 @@ class Compile(Case):
         self.refuses("precompile", "--arch", "native-cpu", "-o", "x", names=["--arch", "of a GPU"])
         self.refuses(*good, "--splits", "0", "-o", "x", names=["--splits", "at least 1"])
         self.refuses("precompile", "--arch", "sm_80", "--preset", "gpt", "-o", "x", names=["gpt"])
+
+    def test_layers_of_shipped_code_compile_nothing(self):
+        """On a GPU that only a driver of the tests has: kernels are found and loaded, none runs."""
+        if not any(c["usable"] for c in self.document("devices")["compilers"] if c["kind"] == "cuda"):
+            self.skipTest("no NVRTC here")
+        self.enterContext(mock.patch.dict(os.environ, LD_LIBRARY_PATH=str(
+            Path(WYVERN).parents[1] / "tests/fake_cuda")))
+        (gpu,) = (d for d in self.document("devices")["devices"] if d["name"] == "cuda:0")
+        self.assertEqual(gpu["arch"], "sm_90a")
+        self.wyvern("precompile", "--arch", "sm_90a", "--preset", "qwen3-next-80b", "--tokens", "512",
+                    "-o", self.path("code"))
+        options = ("--short-conv", "4", "--output-norm", "silu", "--use-gate-in-kernel",
+                   "--use-beta-sigmoid", "--use-qk-l2norm")
+
+        def compiled(*given):
+            document = self.document("run", OP, "--device", "cuda:0", *options, *given, "--input",
+                                     self.path("in.safetensors"), "--output", self.path("out"))
+            self.assertEqual([document["problem"][field] for field in ("short_conv", "output_norm")],
+                             [4, "silu"])
+            self.assertIn("short_conv.portable", [step["template"] for step in document["plan"]])
+            return document["compiled"]
+
+        for dtype in ("bf16", "fp32"):  # of the convolution's weights
+            for given in ((), ("--pass", "backward")):
+                with self.subTest(dtype=dtype, given=given):
+                    self.example("--preset", "qwen3-next-80b", "--tokens", "512", *options,
+                                 "--conv-dtype", dtype, "--g-dtype", "bf16", *given)
+                    with mock.patch.dict(os.environ, WYVERN_CODE=self.path("code")):
+                        self.assertEqual(compiled(*given), 0)
+        self.assertGreater(compiled(*given), 0)
 
     def test_refusals(self):
         good = ["--arch", "sm_80", "--emit", "source", "-o", "x"]
