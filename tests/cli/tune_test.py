@@ -158,10 +158,15 @@ class Tune(Case):
                              if whole else [None, None, False, False, False], name)
         self.assertEqual(document["problem"], calls["transformers: first prefill"])
         self.assertTrue(all(call["stored"] for call in document["calls"]))
-        self.wyvern("example", *tune[1:6], "-o", self.path("in.safetensors"))
-        run = self.document("run", OP, "--use-qk-l2norm", "--device", "cpu", "--input",
-                            self.path("in.safetensors"), "--output", self.path("out.safetensors"))
-        self.assertEqual(run["origin"], "exact")
+        layer = ("--use-gate-in-kernel", "--use-beta-sigmoid", "--short-conv", "4", "--output-norm", "silu")
+        for call, options, dtypes in (
+                ("transformers", (), ()),
+                ("transformers, layers", layer, ("--conv-dtype", "bf16", "--g-dtype", "bf16"))):
+            self.wyvern("example", *tune[1:6], *options, *dtypes, "-o", self.path("in.safetensors"))
+            run = self.document("run", OP, "--use-qk-l2norm", *options, "--device", "cpu", "--input",
+                                self.path("in.safetensors"), "--output", self.path("out.safetensors"))
+            self.assertEqual(run["problem"]["key"], calls[f"{call}: first prefill"]["key"])
+            self.assertEqual(run["origin"], "exact")
 
     def test_steps_that_are_decoded_as_tokens(self):
         """FLA's layer decodes a token of two steps as two tokens, in given sequences too."""

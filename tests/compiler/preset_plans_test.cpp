@@ -63,12 +63,12 @@ std::int64_t known_spill(const std::string& id) {
       *new std::map<std::string, std::int64_t>{{"bwd_dhu_resume.portable", 128},
                                                {"bwd_dhu_segment.portable", 32},
                                                {"bwd_dv_local.portable", 24},
-                                               {"delta_forward.hopper", 200},
+                                               {"delta_forward.hopper", 212},
                                                {"delta_resume.hopper", 120},
-                                               {"delta_scans.hopper", 48},
-                                               {"delta_scans_resume.hopper", 48},
-                                               {"delta_scans_segment.hopper", 64},
-                                               {"delta_segment.hopper", 16},
+                                               {"delta_scans.hopper", 72},
+                                               {"delta_scans_resume.hopper", 56},
+                                               {"delta_scans_segment.hopper", 104},
+                                               {"delta_segment.hopper", 24},
                                                {"fwd_h.portable", 104},
                                                {"fwd_h_resume.portable", 276},
                                                {"fwd_h_segment.portable", 24},
@@ -79,6 +79,7 @@ std::int64_t known_spill(const std::string& id) {
                                                {"kda_intra_solve_wu.portable", 16},
                                                {"kda_prepare.hopper", 360},
                                                {"kda_wy_dqkg.portable", 44},
+                                               {"short_conv.portable", 44},
                                                {"wy_dqkg.portable", 528}};
   const auto found = known.find(id);
   return found == known.end() ? 0 : found->second;
