@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import sys
 import threading
@@ -324,10 +325,10 @@ def test_whole_layers_leave_what_theirs_leave(name: str, form: str) -> None:
         return first, second, past
 
     with torch.no_grad():
-        with wyvern.fla.enable():
+        with wyvern.fla.enable(layers=False):
             *wanted, theirs = run()
         wyvern.fla.report(reset=True)
-        with wyvern.fla.enable(layers=True):
+        with wyvern.fla.enable():
             *got, ours = run()
     assert wyvern.fla.report().served == {WHOLE_OTHERS.get(name) or WHOLE[name][0]: 2}
     for o, exact in zip(got, wanted, strict=True):
@@ -368,10 +369,10 @@ def test_other_layers_are_as_without(name: str) -> None:
     NOT_WHOLE[name](layer)
     x = torch.randn(1, 70, 48)
     with torch.no_grad():
-        with wyvern.fla.enable():
+        with wyvern.fla.enable(layers=False):
             wanted = layer(x)[0]
         counted = wyvern.fla.report(reset=True).served
-        with wyvern.fla.enable(layers=True):
+        with wyvern.fla.enable():
             assert torch.equal(layer(x)[0], wanted)
     assert wyvern.fla.report().served == counted and len(counted) == 1
 
@@ -382,9 +383,9 @@ def test_calls_that_are_not_whole() -> None:
 
     own, layer = GatedDeltaNet.forward, layer_of("GatedDeltaNet")
     x = torch.randn(1, 70, 48)
-    with wyvern.fla.enable():
+    with wyvern.fla.enable(layers=False):
         assert GatedDeltaNet.forward is own
-        with wyvern.fla.enable(layers=True):
+        with wyvern.fla.enable():
             assert GatedDeltaNet.forward is not own
             with torch.no_grad():
                 wanted = layer(x)[0]
@@ -400,6 +401,30 @@ def test_calls_that_are_not_whole() -> None:
     assert counted.served == {"chunk_gated_delta_rule": 1}
     (reason,) = counted.declined["gated_delta_net"]
     assert reason == "conv_weight has shape [192, 5]; it must be [C, W] with W from 2 to 4"
+
+
+def test_a_forward_of_others_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may do more than the library's, which is what Wyvern computes."""
+    from fla.layers import GatedDeltaNet, KimiDeltaAttention
+
+    own = GatedDeltaNet.forward
+
+    @functools.wraps(own)
+    def twice(*args: Any, **kwargs: Any) -> Any:
+        o, *others = own(*args, **kwargs)
+        return 2 * o, *others
+
+    layer, x = layer_of("GatedDeltaNet"), torch.randn(1, 70, 48)
+    with wyvern.fla.enable(layers=False), torch.no_grad():
+        wanted = layer(x)[0]
+    monkeypatch.setattr(GatedDeltaNet, "forward", twice)
+    other = KimiDeltaAttention.forward
+    wyvern.fla.report(reset=True)
+    with wyvern.fla.enable(), torch.no_grad():
+        assert KimiDeltaAttention.forward is not other
+        assert torch.equal(layer(x)[0], 2 * wanted)
+    assert wyvern.fla.report().served == {"chunk_gated_delta_rule": 1}
+    assert GatedDeltaNet.forward is twice and KimiDeltaAttention.forward is other
 
 
 @pytest.mark.parametrize("name", ["GatedDeltaNet", "KimiDeltaAttention"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -175,7 +176,7 @@ def test_whole_layers_leave_what_theirs_leave(model: str, lengths: tuple[int, ..
             now = slice(begin, begin + length)
             part = {"hidden_states": x[:, now], "attention_mask": mask[:, now]}
             wanted = layer(**part, cache_params=exact_past)
-            with served.enable(layers=True):
+            with served.enable():
                 assert close(layer(**part, cache_params=past), wanted)
             ours, theirs = past.layers[0], exact_past.layers[0]
             assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
@@ -196,7 +197,7 @@ def test_whole_layers_take_packs(model: str) -> None:
     lengths = torch.tensor(ends).diff()
     with torch.no_grad():
         wanted = torch.cat([layer(part) for part in x.split(lengths.tolist(), 1)], 1)
-        with served.enable(layers=True):
+        with served.enable():
             seq_idx = torch.arange(3, dtype=torch.int32).repeat_interleave(lengths)[None]
             assert close(layer(x, **pack, seq_idx=seq_idx), wanted)
             assert served.report(reset=True).served == {"gated_delta_net": 1}
@@ -225,18 +226,37 @@ def test_other_layers_are_as_without(model: str, change: Any) -> None:
     for past in pasts:
         change(layer, past)
     with torch.no_grad():
-        with served.enable():
+        with served.enable(layers=False):
             wanted = layer(x, cache_params=pasts[0])
-        with served.enable(layers=True):
+        with served.enable():
             assert torch.equal(layer(x, cache_params=pasts[1]), wanted)
     assert served.report().served == {CALLS[model][0]: 2}
+
+
+def test_a_forward_of_others_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may do more than the model's, which is what Wyvern computes."""
+    layer, _ = layer_and_cache("qwen3_5")
+    own, x = type(layer).forward, torch.randn(1, 20, 64)
+
+    @functools.wraps(own)
+    def twice(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return 2 * own(*args, **kwargs)
+
+    with served.enable(layers=False), torch.no_grad():
+        wanted = layer(x)
+    monkeypatch.setattr(type(layer), "forward", twice)
+    served.report(reset=True)
+    with served.enable(), torch.no_grad():
+        assert torch.equal(layer(x), 2 * wanted)
+    assert served.report().served == {"chunk_gated_delta_rule": 1}
+    assert type(layer).forward is twice
 
 
 def test_calls_that_are_not_whole() -> None:
     """Where wyvern.layers declines: by the operators; after disable() by the library alone."""
     layer, _ = layer_and_cache("qwen3_5")
     own, x = type(layer).forward, torch.randn(1, 20, 64)
-    with served.enable(layers=True):
+    with served.enable():
         assert type(layer).forward is not own
         layer.norm.activation = "relu"
         with torch.no_grad():
@@ -276,7 +296,7 @@ def test_gradients_of_whole_layers(model: str) -> None:
     seed = torch.randn(2, 40, 64, dtype=torch.float64)
     leaves = [x, *layer.parameters()]
     wanted = torch.autograd.grad(layer(x), leaves, seed)
-    with served.enable(layers=True):
+    with served.enable():
         got = torch.autograd.grad(layer(x), leaves, seed)
     assert served.report().served == {WHOLE[model]: 1}
     for gradient, exact in zip(got, wanted, strict=True):
@@ -289,7 +309,7 @@ def test_traced_layers_are_theirs() -> None:
     torch._dynamo.reset()
     with torch.no_grad():
         wanted = layer(x)
-        with served.enable(layers=True):
+        with served.enable():
             assert close(torch.compile(layer, backend="eager", fullgraph=True)(x), wanted)
     counted = served.report()
     assert counted.traced == {"chunk_gated_delta_rule": 1} and not counted.served

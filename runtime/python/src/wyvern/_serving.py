@@ -151,6 +151,20 @@ def is_plain(module: object, kind: type) -> bool:
     )
 
 
+def has_own_forward(kind: type) -> bool:
+    """Whether the ``forward`` of a class, and what wraps it, is of the library that the class is of.
+
+    What another library puts in its place may do more, such as exchange tokens between ranks.
+    """
+    function: Any = kind.forward  # type: ignore[attr-defined]
+    while function is not None:
+        name = getattr(function, "__globals__", {}).get("__name__", "")
+        if name.split(".")[0] != kind.__module__.split(".")[0]:
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
+
+
 def exchange(pairs: list[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
     """Puts the second of each pair wherever a global of an imported module is the first."""
     other = {id(old): new for old, new in pairs}

@@ -11,10 +11,11 @@ backends and are replaced by name in all modules that are imported. So are the s
 norms of the library's layers, which PyTorch computes where their tensors are on the CPU: layers run there as
 they are.
 
-``enable(layers=True)`` has ``GatedDeltaNet``, ``KimiDeltaAttention``, ``DeltaNet``, ``GatedDeltaProduct`` and
-``GatedDeltaNet2`` computed by :mod:`wyvern.layers` between their projections: convolution, operator and norm in one
-call, but for a step of decoding, where they have short convolutions and a ``FusedRMSNormGated``; else as without it. Caches are theirs: the first column of a convolution's, which nothing reads,
-is 0.
+``GatedDeltaNet``, ``KimiDeltaAttention``, ``DeltaNet``, ``GatedDeltaProduct`` and ``GatedDeltaNet2`` are
+computed by :mod:`wyvern.layers` between their projections: convolution, operator and norm in one call, but
+for a step of decoding, where they have short convolutions and a ``FusedRMSNormGated``. Else, with
+``enable(layers=False)``, and where another library has put a ``forward`` of its own in the class, their
+operators alone are served. Caches are theirs: the first column of a convolution's, which nothing reads, is 0.
 
 Calls with the library's ``cp_context`` are served too, forwards and backwards by Wyvern's exchange. Whether a call
 is declined then depends on nothing that may differ between ranks and shows before they exchange; an error
@@ -42,6 +43,7 @@ from ._serving import (
     Report,
     Switch,
     declined_on_cpu,
+    has_own_forward,
     is_plain,
     on_cpu,
     replacement,
@@ -74,7 +76,7 @@ _LAYERS = {
 }
 
 
-def enable(layers: bool = False) -> Enabled:
+def enable(layers: bool = True) -> Enabled:
     """Serves flash-linear-attention's operators from now on, for all threads of the process.
 
     Modules that imported the functions before have them replaced too. As a context manager it disables at
@@ -83,8 +85,7 @@ def enable(layers: bool = False) -> Enabled:
         with wyvern.fla.enable():
             loss = model(tokens).loss
 
-    layers: serve layers as a whole too. Their calls of operators are other problems
-    then, with a convolution and a norm, for which neither the shipped plans nor those of ``tune --preset`` are.
+    layers: serve layers as a whole too; False: their operators alone.
 
     Raises:
         ImportError: flash-linear-attention 0.6 or later is not installed.
@@ -151,6 +152,7 @@ def _find_layers() -> list[Layer]:
     return [
         Layer(kind, kind.forward, serving_layer(kind.forward, functools.partial(_layer, own), is_enabled))
         for kind, own in zip(kinds, (_OWN[name] for name in _LAYERS), strict=True)
+        if has_own_forward(kind)
     ]
 
 

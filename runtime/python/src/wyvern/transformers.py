@@ -10,9 +10,10 @@ transformers with one of these models; one whose module is missing is left out. 
 replaced, so models that exist are served too. What Wyvern declines goes to the model's own function, which
 calls flash-linear-attention where that is installed, else PyTorch.
 
-``enable(layers=True)`` has the linear layers of Qwen3-Next, Qwen3.5 and Kimi Linear computed by :mod:`wyvern.layers`
-between their projections: convolution, operator and norm in one call, but for a step of decoding and where the cache
-records its past; else as without it. Caches are theirs.
+The linear layers of Qwen3-Next, Qwen3.5 and Kimi Linear are computed by :mod:`wyvern.layers` between their
+projections: convolution, operator and norm in one call, but for a step of decoding and where the cache
+records its past. Else, with ``enable(layers=False)``, and where another library has put a ``forward`` of its
+own in the class, their operators alone are served. Caches are theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ._torch import torch  # before what imports it by its own name
 from torch import Tensor, nn
 
 from . import layers, ops
-from ._serving import Enabled, Layer, Pairs, Report, Switch, is_plain, serving_layer
+from ._serving import Enabled, Layer, Pairs, Report, Switch, has_own_forward, is_plain, serving_layer
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
 
@@ -57,7 +58,7 @@ _LAYERS = {
 }
 
 
-def enable(layers: bool = False) -> Enabled:
+def enable(layers: bool = True) -> Enabled:
     """Serves the models' delta rules from now on, for all threads of the process.
 
     As a context manager it disables at the end what it enabled::
@@ -65,8 +66,7 @@ def enable(layers: bool = False) -> Enabled:
         with wyvern.transformers.enable():
             tokens = model.generate(prompt)
 
-    layers: serve layers as a whole too. Their calls of operators are other problems
-    then, with a convolution and a norm, for which neither the shipped plans nor those of ``tune --preset`` are.
+    layers: serve layers as a whole too; False: their operators alone.
 
     Raises:
         ImportError: transformers is not installed, or none of the models is in it.
@@ -123,6 +123,8 @@ def _find_layers() -> list[Layer]:
             module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
             kind = getattr(module, name)
         except (ImportError, AttributeError):
+            continue
+        if not has_own_forward(kind):
             continue
         function = functools.partial(_layer, module, _kimi_delta if "Kimi" in name else _gated_delta_net)
         found.append(Layer(kind, kind.forward, serving_layer(kind.forward, function, is_enabled)))
