@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import multiprocessing
 import os
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from conftest import make
 from reference import error, recurrence
 
@@ -48,9 +50,11 @@ LAYOUTS = {
     "zigzag pack": {"P": 3, "tokens": [14, 13, 15], "lengths": [13, 25, 0, 4], "layout": "zigzag"},
     "zigzag pack, short sequences": {"P": 2, "tokens": [20, 20], "lengths": [5, 10, 10, 10, 5], "layout": "zigzag"},
 }
-_LIKE_VALUES = ("q", "k", "v", "initial_state")
-_OF_ALL_TOKENS = ("A_log", "dt_bias")
+_STATES = ("initial_state", "initial_conv_state")
+_LIKE_VALUES = ("q", "k", "v", *_STATES)
+_OF_ALL_TOKENS = ("A_log", "dt_bias", "conv_weight", "conv_bias", "norm_weight")
 _REFERENCE_NAMES = {"b": "erase", "w": "write"}
+_ACTIVATIONS = {"silu": F.silu, "sigmoid": torch.sigmoid, None: lambda x: x}
 
 
 # What each process would else import by itself, in seconds.
@@ -171,6 +175,8 @@ class Case:
     states: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     gate: tuple[str, ...] = ()  # which of A_log and dt_bias there are
+    taps: int = 0  # of a convolution
+    norm: str | None = None  # what the gate of o's norm goes through
     seed: int = 0
 
 
@@ -241,17 +247,61 @@ def inputs_of(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, Any], list
     for name in case.gate:
         shape = (case.HV, case.K) if name == "dt_bias" and vector else (case.HV,)
         tensors[name] = 0.5 * torch.randn(shape, generator=random)
+    options = {**call.options, **case.options}
+    C = case.H * case.K + case.steps * (case.H * case.K + case.HV * case.V)
+    wide = torch.float64 if exact else torch.float32
+    if case.taps:
+        tensors["conv_weight"] = (0.5 * torch.randn(C, case.taps, generator=random)).to(wide)
+        tensors["conv_bias"] = (0.5 * torch.randn(C, generator=random)).to(wide)
+        options |= {"output_conv_state": True, "use_qk_l2norm_in_kernel": True}
+        if case.states:
+            tensors["initial_conv_state"] = torch.randn(N, C, case.taps - 1, generator=random).to(case.dtype)
+    if case.norm:
+        tensors["norm_weight"] = (1 + 0.5 * torch.randn(case.V, generator=random)).to(wide)
+        tensors["norm_gate"] = torch.randn(case.B, T, case.HV, case.V, generator=random).to(case.dtype)
+        options["norm_activation"] = case.norm
     seeds = [torch.randn(case.B, T, case.HV, case.V, generator=random)]
+    for shape in ([case.HV, case.K, case.V], [C, case.taps - 1])[: 2 if case.taps else 1]:
+        for one in stretches(case):
+            rows = case.B if case.lengths is None else len(one.runs)
+            seeds.append(torch.randn(rows, *shape, generator=random))
+    return tensors, options, seeds
+
+
+def _convolve(case: Case, exact: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """q, k and v of the whole call convolved, rounded to its dtype; and the rows behind the runs of each range."""
+    T, W, ends = sum(case.tokens), case.taps, []
+    steps = {"q": 1, "k": case.steps, "v": case.steps}
+    x = torch.cat([exact[name].reshape(case.B, T, -1) for name in steps], 2).mT
+    N = case.B if case.lengths is None else len(case.lengths)
+    windows = exact.get("initial_conv_state", x.new_zeros(N, x.shape[1], W - 1))
+    bounds = [0, T] if case.lengths is None else [0, *torch.tensor(case.lengths).cumsum(0).tolist()]
+    lines, pieces = [], []
+    for n, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        window = windows if case.lengths is None else windows[n : n + 1]
+        lines.append(torch.cat([window, x[:, :, begin:end]], 2))
+        if end > begin:
+            weight = exact["conv_weight"].unsqueeze(1)
+            pieces.append(F.conv1d(lines[-1], weight, exact["conv_bias"], groups=x.shape[1]))
+    y = _ACTIVATIONS[case.options.get("conv_activation", "silu")](torch.cat(pieces, 2))
+    y = (y + (y.to(case.dtype).double() - y).detach()).mT
     for one in stretches(case):
-        rows = case.B if case.lengths is None else len(one.runs)
-        seeds.append(torch.randn(rows, case.HV, case.K, case.V, generator=random))
-    return tensors, {**call.options, **case.options}, seeds
+        behind = []
+        for run in one.runs:
+            at = run.stop - bounds[run.sequence]
+            behind.append(lines[run.sequence][:, :, at : at + W - 1])
+        ends.append(torch.cat(behind) if behind else windows[:0])
+    widths = [exact[name][0, 0].numel() * n for name, n in steps.items()]
+    rows = zip(steps, y.split(widths, 2), strict=True)
+    return {name: part.reshape(exact[name].shape) for name, part in rows}, ends
 
 
 def oracle(case: Case) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
-    """In float64 o, the states behind all ranges' runs, and the gradients of the whole call's tensors."""
+    """In float64 o, the states behind all ranges' runs, with a convolution the rows there too, and the gradients of
+    the whole call's tensors."""
     tensors, options, seeds = inputs_of(case)
     exact = {name: x.double().requires_grad_() for name, x in tensors.items()}
+    rows, ends = _convolve(case, exact) if case.taps else ({}, [])
     reference = {
         "scale": options.get("scale"),
         "steps": case.steps,
@@ -273,8 +323,8 @@ def oracle(case: Case) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torc
         behind = []
         for one in stretch.runs:
             given = {}
-            for name, x in exact.items():
-                if name not in (*_OF_ALL_TOKENS, "initial_state"):
+            for name, x in (exact | rows).items():
+                if name not in (*_OF_ALL_TOKENS, *_STATES, "norm_gate"):
                     steps = case.steps if name in ("k", "v", "beta") else 1
                     given[_REFERENCE_NAMES.get(name, name)] = x[:, one.start * steps : one.stop * steps]
             o, current[one.sequence] = recurrence(**given, **reference, initial_state=current[one.sequence])
@@ -282,8 +332,12 @@ def oracle(case: Case) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torc
             behind.append(current[one.sequence])
         states.append(torch.cat(behind) if behind else starts[:0])
     o = torch.cat(outputs, 1)
+    if case.norm:
+        gate = _ACTIVATIONS[case.norm](exact["norm_gate"])
+        o = F.rms_norm(o, (case.V,), exact["norm_weight"], 1e-6) * gate
+    states += ends
     loss = (o * seeds[0]).sum()
-    for stretch, state, seed in zip(stretches(case), states, seeds[1:], strict=True):
+    for stretch, state, seed in zip(stretches(case) * 2, states, seeds[1:], strict=False):
         loss = loss + (state * seed).sum() * stretch.returned
     gradients = torch.autograd.grad(loss, list(exact.values()))
     return o, states, dict(zip(exact, gradients, strict=True))
@@ -296,7 +350,7 @@ def shard(case: Case, rank: int) -> dict[str, Any]:
     index = [token for one in mine for token in range(one.start, one.stop)]
     local = {}
     for name, x in tensors.items():
-        if name == "initial_state":
+        if name in _STATES:
             nowhere = torch.full_like(x, float("nan"))
             if case.lengths is None:
                 local[name] = x if any(run.begins for one in mine for run in one.runs) else nowhere
@@ -305,13 +359,14 @@ def shard(case: Case, rank: int) -> dict[str, Any]:
                 local[name] = torch.stack(rows) if rows else x[:0]
         else:
             local[name] = x if name in _OF_ALL_TOKENS else x[:, _rows(case, name, index)]
-    returned = [seed for one, seed in zip(stretches(case), seeds[1:], strict=True) if one.rank == rank and one.returned]
-    return {
-        "case": case,
-        "tensors": local,
-        "options": options,
-        "seeds": [seeds[0][:, index], torch.cat(returned)],
-    }
+    ranges = stretches(case)
+    behind = [seeds[1 : 1 + len(ranges)], seeds[1 + len(ranges) :]]
+    returned = [
+        torch.cat([seed for one, seed in zip(ranges, given, strict=True) if one.rank == rank and one.returned])
+        for given in behind
+        if given
+    ]
+    return {"case": case, "tensors": local, "options": options, "seeds": [seeds[0][:, index], *returned]}
 
 
 def _rows(case: Case, name: str, tokens: list[int]) -> list[int]:
@@ -325,17 +380,21 @@ def check(case: Case, answers: list[dict[str, Any]]) -> None:
     tensors, _, _ = inputs_of(case)
     of_o, of_values, of_gates = BOUNDS[case.dtype]
     index: list[list[int]] = []
+    ranges = stretches(case)
     for rank in range(case.P):
-        mine = [one for one in stretches(case) if one.rank == rank]
+        mine = [one for one in ranges if one.rank == rank]
         index.append([token for one in mine for token in range(one.start, one.stop)])
-        wanted = torch.cat([state for one, state in zip(stretches(case), states, strict=True)
-                            if one.rank == rank and one.returned])
+        returned = [one.rank == rank and one.returned for one in ranges]
+        wanted = torch.cat(list(itertools.compress(states, returned)))
         got = answers[rank]["state"]
         assert got.shape == wanted.shape
         if wanted.numel():
             assert error(got, wanted) < of_o, f"states of rank {rank}"
-        if case.states:
-            got, wanted = answers[rank]["gradients"]["initial_state"], gradients["initial_state"]
+        if case.taps:
+            rows = torch.cat(list(itertools.compress(states[len(ranges) :], returned)))
+            assert torch.equal(answers[rank]["rows"].double(), rows), f"rows of rank {rank}"
+        for name in (name for name in _STATES if name in tensors):
+            got, wanted = answers[rank]["gradients"][name], gradients[name]
             if case.lengths is None:
                 wanted = wanted if any(run.begins for one in mine for run in one.runs) else torch.zeros_like(wanted)
             else:
@@ -343,7 +402,7 @@ def check(case: Case, answers: list[dict[str, Any]]) -> None:
                 wanted = torch.stack(rows) if rows else wanted[:0]
             assert got.shape == wanted.shape
             if wanted.any():
-                assert error(got, wanted) < of_values, f"initial_state's gradient of rank {rank}"
+                assert error(got, wanted) < of_values, f"{name}'s gradient of rank {rank}"
             else:
                 assert not got.any()
     whole = torch.full(o.shape, float("nan"), dtype=torch.float64)
@@ -351,7 +410,7 @@ def check(case: Case, answers: list[dict[str, Any]]) -> None:
         whole[:, index[rank]] = answer["o"].double()
     assert error(whole, o) < of_o
     for name in tensors:
-        if name == "initial_state":
+        if name in _STATES:
             continue
         bound = of_values if name in _LIKE_VALUES else of_gates
         if name in _OF_ALL_TOKENS:
@@ -376,15 +435,18 @@ def compute(group: Any, rank: int, device: torch.device, given: dict[str, Any]) 
     case: Case = given["case"]
     leaves = {name: x.to(device).requires_grad_() for name, x in given["tensors"].items()}
     context = context_of(case, group, device)
-    o, state = getattr(ops, case.op)(**leaves, **given["options"], cp_context=context)
-    v_first = given["options"].get("state_v_first", False)
-    k_first = state.mT if v_first else state
-    seeds = [x.to(device, y.dtype) for x, y in zip(given["seeds"], (o, state), strict=True)]
-    gradients = torch.autograd.grad((o, k_first), list(leaves.values()), seeds)
-    return {
-        "o": o.detach().cpu(),
-        "state": k_first.detach().cpu(),
-        "gradients": {name: x.cpu() for name, x in zip(leaves, gradients, strict=True)},
+    o, state, *rows = getattr(ops, case.op)(**leaves, **given["options"], cp_context=context)
+    outputs = [o, state.mT if given["options"].get("state_v_first", False) else state, *rows]
+    seeds = [x.to(device, y.dtype) for x, y in zip(given["seeds"], outputs, strict=True)]
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), seeds)
+    return answer(outputs, dict(zip(leaves, gradients, strict=True)))
+
+
+def answer(outputs: Sequence[torch.Tensor], gradients: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What :func:`check` takes of a rank."""
+    named = dict(zip(("o", "state", "rows"), outputs, strict=False))
+    return {name: x.detach().cpu() for name, x in named.items()} | {
+        "gradients": {name: x.cpu() for name, x in gradients.items()}
     }
 
 

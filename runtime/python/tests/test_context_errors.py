@@ -20,6 +20,7 @@ from wyvern import ops
 from wyvern.distributed import _parallel, agree, build_cp_context
 
 CASE = Case("chunk_kda", 3, tokens=[16, 9, 20], lengths=[30, 15])
+CHANNELS = 2 * CASE.H * CASE.K + CASE.HV * CASE.V
 
 
 def message_of(group: Any, rank: int, device: torch.device, given: Any) -> str:
@@ -85,6 +86,16 @@ def message_of(group: Any, rank: int, device: torch.device, given: Any) -> str:
             options["out"] = torch.empty_like(tensors["v"])
         elif what == "norm":
             options |= {"norm_weight": torch.ones(tensors["v"].shape[3]), "norm_gate": tensors["v"]}
+        elif what == "convolution":
+            options["conv_weight"] = torch.ones(CHANNELS, 4)
+        elif what == "shape of conv_weight":
+            options["conv_weight"] = torch.ones(3, 4)
+        elif what == "shape of rows":
+            rows = torch.ones(len(tensors["initial_state"]), CHANNELS, 2)
+            options |= {"conv_weight": torch.ones(CHANNELS, 4), "initial_conv_state": rows}
+        elif what == "dtype of rows":
+            rows = torch.ones(len(tensors["initial_state"]), CHANNELS, 3)
+            options |= {"conv_weight": torch.ones(CHANNELS, 4), "initial_conv_state": rows.half()}
         elif what == "batch":
             tensors = {name: torch.cat([x, x]) for name, x in tensors.items() if name != "initial_state"}
     tensors = {name: x.clone().requires_grad_(gradients) for name, x in tensors.items()}
@@ -120,13 +131,16 @@ DIFFERENT = {
     "tokens": r"q has 8 tokens; cp_context has 9 for this rank \(in rank 1 of cp_context\)",
     "tokens of q": r"k differs .* \[1, T, 1, 32\] in ranks 0, 2; .* \[1, 9, 1, 32\] in rank 1",
     "cu_seqlens": r"cu_seqlens is given; it must be left out with cp_context \(in rank 1 of",
+    "norm": "output_norm differs .*: not given in ranks 0, 2; silu in rank 1",
+    "convolution": "conv_activation differs .*: not given in ranks 0, 2; silu in rank 1",
 }
 REFUSED = {
     "K too large": r"K is 320; .*\(in ranks 0, 1, 2 of",
     "cu_seqlens": "cu_seqlens is given; it must be left out with cp_context",
     "return_intermediate_states": "return_intermediate_states is given; it must be left out",
     "out": "out is given; it must be left out with cp_context",
-    "norm": "norm_gate is given; it must be left out with cp_context",
+    "shape of conv_weight": r"conv_weight has shape \[3, 4\]; it must be \[96, 4\] \(in ranks 0, 1, 2 of",
+    "shape of rows": r"initial_conv_state has shape \[1, 96, 2\]; it must be \[1, 96, 3\]",
     "batch": "B is 2; it must be 1 with a cp_context of cu_seqlens",
     "batch_invariant": "batch_invariant is true; with cp_context it needs exchange='ring'",
     "ring": "exchange is 'ring', which is for batch_invariant=True; use 'auto'",
@@ -142,6 +156,24 @@ def test_one_rank_differs(ranks: Ranks, what: str) -> None:
     assert others == [one, one]
     assert re.search(DIFFERENT[what], one), one
     assert one.startswith("ValueError: ")
+
+
+def test_rows_of_another_dtype(ranks: Ranks) -> None:
+    for one in messages(ranks, "dtype of rows", (0, 1, 2)):
+        assert one.startswith("TypeError: initial_conv_state is torch.float16; it must be torch.float32, as q is")
+
+
+def few_tokens(group: Any, rank: int, device: torch.device, given: Any) -> str:
+    tensors = {name: x[:, :2] for name, x in given["tensors"].items()}
+    with pytest.raises(ValueError) as raised:
+        ops.chunk_kda(**tensors, conv_weight=torch.ones(CHANNELS, 4), cp_context=group)
+    return str(raised.value)
+
+
+def test_a_convolution_of_few_tokens_in_a_group(ranks: Ranks) -> None:
+    """Which does not tell how many tokens other ranks have."""
+    for one in run(ranks, Case("chunk_kda", 2, tokens=[5, 5], states=False, group_alone=True), few_tokens):
+        assert one.startswith("q has 2 tokens; with conv_weight and without tokens= of build_cp_context() it must")
 
 
 @pytest.mark.parametrize("what", REFUSED)

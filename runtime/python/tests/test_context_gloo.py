@@ -173,19 +173,20 @@ def call_of(group: Any, given: dict[str, Any], gradients: bool = True) -> tuple[
 
 def ring(group: Any, rank: int, device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
     tensors, context = call_of(group, given, gradients=False)
-    o, state = getattr(ops, given["case"].op)(
+    o, state, *_ = getattr(ops, given["case"].op)(
         **tensors, **given["options"], batch_invariant=True, cp_context=context
     )
     return {"o": o, "state": state}
 
 
+@pytest.mark.parametrize("around", [{}, {"taps": 4, "norm": "silu"}], ids=["operator", "layer"])
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
-def test_a_ring_has_the_bits_of_one_call(ranks: Ranks, layout: str) -> None:
+def test_a_ring_has_the_bits_of_one_call(ranks: Ranks, layout: str, around: dict[str, Any]) -> None:
     tokens = [64, 128, 37] if layout == "contiguous" else [128, 128, 64 + 64]
-    case = Case("chunk_gated_delta_rule", 3, torch.bfloat16, tokens=tokens, layout=layout, exchange="ring")
+    case = Case("chunk_gated_delta_rule", 3, torch.bfloat16, tokens=tokens, layout=layout, exchange="ring", **around)
     given = shard(dataclasses.replace(case, P=1, tokens=[sum(tokens)], layout="contiguous"), 0)
     with torch.no_grad():
-        o, state = ops.chunk_gated_delta_rule(**given["tensors"], **given["options"], batch_invariant=True)
+        o, state, *_ = ops.chunk_gated_delta_rule(**given["tensors"], **given["options"], batch_invariant=True)
     answers = run(ranks, case, ring)
     found = torch.cat([answer["o"] for answer in answers], 1)
     if layout == "zigzag":

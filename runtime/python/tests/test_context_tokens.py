@@ -1,4 +1,4 @@
-"""The tokens before a rank's own, and calls by heads, beside one process."""
+"""The tokens before a rank's own, convolutions that read them, and calls by heads, beside one process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from context_ranks import Case, Ranks, ranks, shard, stretches  # noqa: F401 (a fixture)
+from context_ranks import (  # noqa: F401 (ranks is a fixture)
+    LAYOUTS,
+    OPERATORS,
+    Case,
+    Ranks,
+    check,
+    ranks,
+    run,
+    shard,
+    stretches,
+)
+
+from reference import error
+from test_layers import FUNCTIONS, Layer
+from test_layers import make as make_layer
 
 from wyvern import ops
 from wyvern.distributed import build_cp_context, by_heads, halo
@@ -85,6 +99,88 @@ def test_what_is_refused(ranks: Ranks) -> None:
         assert messages[2] == "B is 2; it must be 1 with a cp_context of cu_seqlens"
         assert messages[3] == "width is 0; it must be at least 1"
         assert messages[4] == "tensor 0 of by_heads() has 3 heads, which 2 ranks do not divide"
+
+
+# Some ranks have fewer tokens than a convolution reads before its own.
+LAYERS = LAYOUTS | {
+    "ranks of 1 and 2 tokens": {"P": 4, "tokens": [1, 2, 1, 9], "B": 2},
+    "pack of short sequences": {"P": 4, "tokens": [3, 2, 1, 6], "lengths": [2, 6, 1, 3]},
+    "zigzag, short pieces": {"P": 3, "tokens": [3, 2, 4], "lengths": [1, 7, 1], "layout": "zigzag"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYERS)
+@pytest.mark.parametrize("op", OPERATORS)
+def test_convolutions_and_norms(ranks: Ranks, op: str, layout: str) -> None:
+    """With every operator, in float64: to rounding, with the gradients of all tensors and of the rows at borders."""
+    steps = 2 if "product" in op else 1
+    case = Case(op, dtype=torch.float64, steps=steps, taps=4, norm="silu", K=8, V=4, **LAYERS[layout])
+    check(case, run(ranks, case))
+
+
+@pytest.mark.parametrize("layout", LAYERS)
+def test_convolutions_and_norms_by_kernels(ranks: Ranks, layout: str) -> None:
+    case = Case("chunk_gated_delta_rule", taps=4, norm="silu", **LAYERS[layout])
+    check(case, run(ranks, case))
+
+
+LAYER_OPTIONS: dict[str, dict[str, Any]] = {
+    "bfloat16": {
+        "op": "chunk_kda", "dtype": torch.bfloat16, "norm": "sigmoid", "tokens": [70, 33, 90], "lengths": None,
+    },
+    "float16": {"op": "chunk_gdn2", "dtype": torch.float16, "norm": "silu"},
+    "two taps": {"op": "chunk_kda", "taps": 2},
+    "three taps, steps": {"op": "chunk_gated_delta_product", "steps": 2, "taps": 3, "norm": "sigmoid"},
+    "no activation": {"op": "chunk_delta_rule", "options": {"conv_activation": None}},
+    "no states": {"op": "chunk_gdn2", "states": False, "norm": "silu"},
+    "a norm alone": {"op": "chunk_kda", "taps": 0, "norm": "silu"},
+    "a group": {"op": "chunk_kda", "lengths": None, "B": 2, "group_alone": True},
+    "heads": {"op": "chunk_gated_delta_rule", "HV": 3, "exchange": "heads", "norm": "silu"},
+    "zigzag in bfloat16": {
+        "op": "chunk_gated_delta_rule", "dtype": torch.bfloat16, "norm": "silu", "B": 2, "lengths": None,
+        "layout": "zigzag",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LAYER_OPTIONS)
+def test_options_of_convolutions_and_norms(ranks: Ranks, what: str) -> None:
+    case = Case(**{"P": 3, "tokens": [14, 13, 16], "lengths": [9, 34], "taps": 4} | LAYER_OPTIONS[what])
+    check(case, run(ranks, case))
+
+
+def layer_of(group: Any, rank: int, device: torch.device, given: Any) -> list[torch.Tensor]:
+    """What a layer gives of a rank's tokens, and the gradients of its parts."""
+    layer, seed, tokens = given
+    layer.parts = {letter: x.clone().requires_grad_() for letter, x in layer.parts.items()}
+    found = layer(cp_context=build_cp_context(group=group, tokens=tokens))
+    gradients = torch.autograd.grad(found.o, list(layer.parts.values()), seed)
+    return [*(x.detach() for x in found), *gradients]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_layers(ranks: Ranks, function: Any) -> None:
+    """As one process computes them; states and rows behind all tokens are those of the last rank."""
+    tokens = [5, 1, 11]
+    whole = make_layer(function, torch.float64, T=sum(tokens), K=8, V=4)
+    seed = torch.randn(2, sum(tokens), 4, 4, dtype=torch.float64)
+    given, start = [], 0
+    for count in tokens:
+        mine = slice(start, start + count)
+        parts = {letter: x[:, mine].clone() for letter, x in whole.parts.items()}
+        tensors = {name: x[:, mine] if name in ("g", "b", "w") else x for name, x in whole.tensors.items()}
+        layer = Layer(function, parts, tensors, whole.options)
+        given.append((layer, seed[:, mine], tokens))
+        start += count
+    whole.parts = {letter: x.requires_grad_() for letter, x in whole.parts.items()}
+    wanted = whole()
+    gradients = torch.autograd.grad(wanted.o, list(whole.parts.values()), seed)
+    answers = ranks(len(tokens), layer_of, given)
+    for i, one in enumerate((wanted.o, None, None, *gradients)):
+        if one is not None:
+            assert error(torch.cat([answer[i] for answer in answers], 1), one) < 1e-12
+    assert error(answers[-1][1], wanted.final_state) < 1e-12
+    assert torch.equal(answers[-1][2], wanted.final_conv_state)
 
 
 def compute_by_heads(group: Any, rank: int, device: torch.device, given: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from context_ranks import (  # noqa: F401 (ranks is a fixture)
     LAYOUTS,
     Case,
     Ranks,
+    answer,
     check,
     context_of,
     ranks,
@@ -38,8 +39,8 @@ def call_of(group: Any, given: dict[str, Any]) -> Any:
 
     def call(*leaves: torch.Tensor) -> Any:
         tensors = dict(zip(names, leaves, strict=True))
-        o, state = getattr(ops, case.op)(**tensors, **given["options"], cp_context=context)
-        return o * 1, state
+        o, *others = getattr(ops, case.op)(**tensors, **given["options"], cp_context=context)
+        return o * 1, *others
 
     return call, [x.clone().requires_grad_() for x in given["tensors"].values()]
 
@@ -48,10 +49,9 @@ def gradients_of(given: dict[str, Any], call: Any, leaves: list[torch.Tensor]) -
     """By backward(), which checkpointing in its older form has alone."""
     for x in leaves:
         x.grad = None
-    o, state = call(*leaves)
-    torch.autograd.backward((o, state), [x.to(y.dtype) for x, y in zip(given["seeds"], (o, state), strict=True)])
-    gradients = {name: x.grad for name, x in zip(given["tensors"], leaves, strict=True)}
-    return {"o": o.detach(), "state": state.detach(), "gradients": gradients}
+    outputs = call(*leaves)
+    torch.autograd.backward(outputs, [x.to(y.dtype) for x, y in zip(given["seeds"], outputs, strict=True)])
+    return answer(outputs, {name: x.grad for name, x in zip(given["tensors"], leaves, strict=True)})
 
 
 COMPILED: dict[str, dict[str, Any]] = {
@@ -63,6 +63,8 @@ COMPILED: dict[str, dict[str, Any]] = {
     "steps": {"op": "chunk_gated_delta_product", "steps": 2, **LAYOUTS["pack across borders"]},
     "a group": {"op": "chunk_kda", "group_alone": True, **LAYOUTS["two ranks"]},
     "bfloat16": {"op": "chunk_kda", "dtype": torch.bfloat16, "P": 2, "tokens": [40, 33]},
+    "a layer": {"op": "chunk_kda", "taps": 4, "norm": "sigmoid", **LAYOUTS["pack across borders"]},
+    "a layer, zigzag": {"op": "chunk_gated_delta_product", "steps": 2, "taps": 3, "norm": "silu", **LAYOUTS["zigzag"]},
 }
 
 

@@ -81,6 +81,7 @@ def gated_delta_net(
     state_v_first: bool = False,
     out: Tensor | None = None,
     batch_invariant: bool = False,
+    cp_context: Any = None,
 ) -> LayerOutput:
     """Gated DeltaNet (arXiv 2412.06464), as in Qwen3-Next and Qwen3.5: the gated delta rule of convolved q, k, v.
 
@@ -119,6 +120,8 @@ def gated_delta_net(
         output_final_state: return both states, from which later tokens go on.
         out: ``[B, T, HV, V]``, where o goes, without gradients.
         batch_invariant: as in wyvern.ops.
+        cp_context: as in wyvern.ops: sequences go on in other ranks, which the convolution reads rows of. Without
+            ``cu_seqlens`` and ``out``.
 
     Raises:
         TypeError, ValueError: an argument is wrong, which the error names.
@@ -132,7 +135,7 @@ def gated_delta_net(
         norm_eps=norm_eps, norm_activation=norm_activation, scale=scale, cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint, initial_state=initial_state,
         initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
-        batch_invariant=batch_invariant,
+        batch_invariant=batch_invariant, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -165,6 +168,7 @@ def kimi_delta(
     state_v_first: bool = False,
     out: Tensor | None = None,
     batch_invariant: bool = False,
+    cp_context: Any = None,
 ) -> LayerOutput:
     """Kimi Delta Attention (arXiv 2510.26692): a decay for every key channel.
 
@@ -185,7 +189,7 @@ def kimi_delta(
         conv_activation=conv_activation, norm_eps=norm_eps, norm_activation=norm_activation, scale=scale,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint,
         initial_state=initial_state, initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
-        batch_invariant=batch_invariant,
+        batch_invariant=batch_invariant, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -214,6 +218,7 @@ def delta_net(
     state_v_first: bool = False,
     out: Tensor | None = None,
     batch_invariant: bool = False,
+    cp_context: Any = None,
 ) -> LayerOutput:
     """DeltaNet (arXiv 2406.06484): no decay.
 
@@ -228,7 +233,7 @@ def delta_net(
         beta=_rates(_given(x, "b"), allow_neg_eigval), conv_activation=conv_activation, norm_eps=norm_eps,
         norm_activation=norm_activation, scale=scale, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
         seqlens_hint=seqlens_hint, initial_state=initial_state, initial_conv_state=initial_conv_state,
-        state_v_first=state_v_first, out=out, batch_invariant=batch_invariant,
+        state_v_first=state_v_first, out=out, batch_invariant=batch_invariant, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -261,6 +266,7 @@ def gated_delta_product(
     state_v_first: bool = False,
     out: Tensor | None = None,
     batch_invariant: bool = False,
+    cp_context: Any = None,
 ) -> LayerOutput:
     """Gated DeltaProduct (arXiv 2502.10297): n = num_householder steps a token.
 
@@ -291,7 +297,7 @@ def gated_delta_product(
         conv_activation=conv_activation, norm_eps=norm_eps, norm_activation=norm_activation, scale=scale,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint,
         initial_state=initial_state, initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
-        batch_invariant=batch_invariant,
+        batch_invariant=batch_invariant, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -325,6 +331,7 @@ def gdn2(
     state_v_first: bool = False,
     out: Tensor | None = None,
     batch_invariant: bool = False,
+    cp_context: Any = None,
 ) -> LayerOutput:
     """The second gated delta rule, with a decay, an erase gate and a write gate for every channel.
 
@@ -345,7 +352,7 @@ def gdn2(
         conv_activation=conv_activation, norm_eps=norm_eps, norm_activation=norm_activation, scale=scale,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint,
         initial_state=initial_state, initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
-        batch_invariant=batch_invariant,
+        batch_invariant=batch_invariant, cp_context=cp_context,
     )  # fmt: skip
 
 

@@ -177,10 +177,9 @@ def chunk_gated_delta_rule(
         cp_context: a ``torch.distributed`` ProcessGroup or DeviceMesh: T are this rank's tokens of sequences that
             go through all of its ranks; or what :func:`wyvern.distributed.build_cp_context` makes of a pack,
             whose boundaries ``cu_seqlens`` then must not repeat. N are this rank's sequences: of those that
-            come from another rank ``initial_state`` is not read, of those that go on to one the final state is
-            that at the border. All ranks call it, forwards and backwards; they need not have the same T. Without
-            pools, ``checkpoints``, ``out``, the convolution, the norm of o, intermediate states and
-            ``torch.func``.
+            come from another rank ``initial_state`` and ``initial_conv_state`` are not read, of those that go on
+            to one the final states are those at the border. All ranks call it, forwards and backwards; they need
+            not have the same T. Without pools, ``checkpoints``, ``out``, intermediate states and ``torch.func``.
         A_log, dt_bias: ``[HV]``, of the gate.
         chunk_size: 16, 32, 64 or 128; chosen by the plan by default.
         disable_recompute: keep what the backward pass would compute anew: faster, more memory.
@@ -1215,7 +1214,7 @@ def _over_ranks(
     cp_context: Any,
     return_intermediate_states: bool,
     pool: _Pool | None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Any, ...]:
     """The same of this rank's tokens, where sequences go through several ranks."""
     from .distributed import _parallel
 
@@ -1226,10 +1225,6 @@ def _over_ranks(
         refused = "return_intermediate_states"
     elif pool is not None:
         refused = next(iter(pool.tensors))
-    elif inputs.conv_weight is not None:
-        refused = "conv_weight"
-    elif inputs.norm_gate is not None:
-        refused = "norm_gate"
     return _parallel.run(cp_context, refused, problem, inputs)
 
 

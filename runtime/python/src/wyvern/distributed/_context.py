@@ -63,6 +63,7 @@ class CPContext:
     tokens: tuple[int, ...] | None = None  # of each rank
     boundaries: tuple[int, ...] | None = None  # of the whole pack's sequences; None: dense
     begins: tuple[int, ...] | None = None  # where each range begins in the order of tokens, and the last ends
+    firsts: tuple[int, ...] | None = None  # where the sequences begin that go on at these places; None: dense
     cu_seqlens: Tensor | None = None  # of this rank's runs, on the device of the pack's
     cu_seqlens_cpu: Tensor | None = None
     is_first_rank: bool | None = None  # whether the first sequence here begins here
@@ -212,6 +213,7 @@ def lay_out(
         tokens=tokens,
         boundaries=boundaries,
         begins=None if begins is None else tuple(begins),
+        firsts=None if boundaries is None else tuple(begin_of(boundaries, x) for x in begins),
         conv1d_kernel_size=conv1d_kernel_size,
         **({} if boundaries is None else _tensors(runs, cu_seqlens)),
         **fla,

@@ -227,6 +227,15 @@ def _passed_on(context: CPContext, x: Tensor, step: int) -> list[Tensor | None]:
     return states
 
 
+def behind(x: Tensor, gradient: Tensor) -> Tensor:
+    """x, which a trace sends in the backward pass: what does not depend on a gradient it would send in the forward
+    pass, where other ranks send something else."""
+    if not torch.compiler.is_compiling():
+        return x
+    one = gradient[:, :1, :1, :1]
+    return x + (one.isnan() & one.isfinite()).any().to(x.dtype)  # 0
+
+
 def gather(group: dist.ProcessGroup, x: Tensor) -> Tensor:
     """``[P * n, ...]`` of every rank's x ``[n, ...]``."""
     P = dist.get_world_size(group)

@@ -8,6 +8,9 @@ with ``summary``, and the M of the forward pass, transposed.
 
 A dense call on one range, which is what long sequences are, launches the summary, the exchange, the fold and the
 pass, and copies nothing: tensors go from one to the next as they are.
+
+The rows before a range's first run, which its convolution reads, come from other ranks; _layer.py convolves before all
+that, and takes gradients through the norm of o before the backward pass.
 """
 
 from __future__ import annotations
@@ -38,28 +41,59 @@ from .._call import (
 from .._extension import version
 from .._stage import dtype_name, validate
 from ._context import CPContext, Range, context_of
-from ._exchange import agree, exchange, exchange_gradients, exchanging, is_agreed
+from ._exchange import agree, behind, exchange, exchange_gradients, exchanging, is_agreed
+from ._layer import (
+    apart,
+    bare,
+    by_autograd,
+    check_rows,
+    convolve,
+    convolve_gradients,
+    normalize,
+    normalize_gradients,
+)
+from ._tokens import gradients_of_ends, rows_before
 
-_OF_A_RANK = ("output_final_state", "seqlens_hint")  # options that may differ between ranks
+_OF_A_RANK = ("output_final_state", "output_conv_state", "seqlens_hint")  # options that may differ between ranks
 _PER_STEP = ("k", "v", "beta")
-_PER_CALL = ("initial_state", "cu_seqlens", "A_log", "dt_bias", "cu_seqlens_cpu")
+_STATES = ("initial_state", "initial_conv_state")
+_PER_CALL = (
+    *_STATES, "cu_seqlens", "A_log", "dt_bias", "norm_weight", "conv_weight", "conv_bias", "cu_seqlens_cpu",
+)  # fmt: skip
 
 
 class _Problem(NamedTuple):
     """An operator with its options, computed by its kernels or, of float64, by the recurrence."""
 
     fields: Problem
+    layer: Problem  # those of the convolution and the norm
     exact: bool
+    keeps: bool  # whether a backward pass is to follow
 
     @property
     def text(self) -> str:
         return text_of(self.fields)
 
-    def forward(self, x: Inputs, with_states: bool = True) -> tuple[Tensor, Tensor | None]:
-        """o and the final states ``[N, HV, K, V]``."""
+    @property
+    def steps(self) -> int:
+        """Rows of k of a token."""
+        return int(self.fields.get("num_householder", 1))
+
+    def forward(self, x: Inputs, with_states: bool = True) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Of convolved rows o, the final states ``[N, HV, K, V]`` and, for a backward pass, o before the norm."""
         fields = {**self.fields, "output_final_state": 1} if with_states else self.fields
-        o, *states = _recurrence.run(fields, x) if self.exact else forward_op(text_of(fields), *x)
-        return o, states[0] if states else None
+        if self.exact:
+            raw, *states = _recurrence.run(fields, bare(x))
+            o = raw if x.norm_gate is None else normalize(raw, x, self.layer)
+            return o, states[0], raw
+        raw = None
+        if x.norm_gate is not None:
+            fields = fields | {name: self.layer[name] for name in ("output_norm", "norm_eps")}
+            fields |= {"keep_output": 1} if self.keeps else {}
+        o, *others = forward_op(text_of(fields), *x)
+        if "keep_output" in fields:
+            raw = others.pop()
+        return o, others[0] if others else None, raw
 
     def backward(self, x: Inputs, do: Tensor, dht: Tensor | None) -> Inputs:
         """The gradients of x."""
@@ -67,21 +101,14 @@ class _Problem(NamedTuple):
             name: y for name, y in x._asdict().items() if y is not None and not name.startswith("cu_seqlens")
         }
         if self.exact:
-            leaves = {name: y.detach().requires_grad_() for name, y in given.items()}
-            with torch.enable_grad():
-                outputs = self.forward(x._replace(**leaves))
-            pairs = [(y, dy) for y, dy in zip(outputs, (do, dht), strict=True) if y.requires_grad and dy is not None]
-            gradients = torch.autograd.grad(
-                [y for y, _ in pairs], list(leaves.values()), [dy for _, dy in pairs],
-                allow_unused=True, materialize_grads=True,
-            )  # fmt: skip
+            found = by_autograd(lambda leaves: self.forward(x._replace(**leaves))[:2], given, (do, dht))
         else:
-            gradients = backward_op(self.text, *x, do, dht, None, [])
-        nothing = Inputs(*(None for _ in Inputs._fields))
-        return nothing._replace(**dict(zip(given, gradients, strict=True)))
+            found = dict(zip(given, backward_op(self.text, *x, do, dht, None, []), strict=True))
+        return Inputs(*(found.get(name) for name in Inputs._fields))
 
     def summary(self, x: Inputs, transition: bool) -> Tensor:
         """R ``[N, HV, K, V]`` of each sequence, with ``transition`` R and M ``[N, HV, K, V + K]``."""
+        x = bare(x)
         if not self.exact:
             fields = {**self.fields, "transition": 1} if transition else self.fields
             return summary_op(text_of(fields), *x)
@@ -120,23 +147,32 @@ class _Part(NamedTuple):
         n = i % (len(bounds) - 1)
         return slice(bounds[n], bounds[n + 1]), slice(n, n + 1)
 
+    def begins(self, i: int) -> bool:
+        """Whether the first (0) or last (-1) run begins with its sequence."""
+        return not self.range.enters or (self.range.boundaries is not None and self.run(i)[1].start != 0)
+
     def run_alone(self, i: int) -> Inputs:
         """Its tensors; from no state where it comes from the range before."""
         tokens, rows = self.run(i)
-        first = self.range.boundaries is None or rows.start == 0
-        given = None if self.range.enters and first else self.x.initial_state
+        given = self.x.initial_state if self.begins(i) else None
         return _rows(self.x, tokens, None if given is None else given[rows])
 
     def start(self, entering: Tensor | None) -> Inputs:
         """x with the boundaries of the range's runs, the first from the state that enters."""
         one = self.range
-        states = self.x.initial_state
-        if one.enters:
-            count = 1 if one.boundaries is None else len(one.boundaries) - 1
-            states = _with_row(states, 0, entering, count)
+        states = self.entered(self.x.initial_state, entering)
         return self.x._replace(
             initial_state=states, cu_seqlens=one.cu_seqlens, cu_seqlens_cpu=one.cu_seqlens_cpu
         )
+
+    def entered(self, given: Tensor | None, entering: Tensor | None) -> Tensor | None:
+        """What its runs start from: what is given, and of a first run that enters the other."""
+        return _with_row(given, 0, entering, self.count) if self.range.enters else given
+
+    @property
+    def count(self) -> int:
+        """Its runs; of a dense batch 1."""
+        return 1 if self.range.boundaries is None else len(self.range.boundaries) - 1
 
 
 def _rows(x: Inputs, tokens: slice, initial_state: Tensor | None) -> Inputs:
@@ -166,7 +202,7 @@ def _with_row(states: Tensor | None, row: int, state: Tensor, count: int) -> Ten
 
 def _parts(context: CPContext, x: Inputs) -> list[_Part]:
     """This rank's ranges."""
-    (B, T), given = x.q.shape[:2], x.initial_state
+    B, T = x.q.shape[:2]
     parts = []
     first = 0
     for one in context.ranges:
@@ -174,9 +210,112 @@ def _parts(context: CPContext, x: Inputs) -> list[_Part]:
         tokens = slice(one.start, T if one.stop is None else one.stop)
         # Of a dense batch in zigzag the second range has the same sequences; the first has their beginnings.
         sequences = slice(None) if one.boundaries is None else slice(first, first + count)
-        parts.append(_Part(one, tokens, sequences, _rows(x, tokens, None if given is None else given[sequences])))
+        states = {name: y[sequences] for name in _STATES if (y := getattr(x, name)) is not None}
+        parts.append(_Part(one, tokens, sequences, _rows(x, tokens, None)._replace(**states)))
         first += count
     return parts
+
+
+def _convolved(
+    context: CPContext, problem: _Problem, x: Inputs
+) -> tuple[Inputs, list[Inputs], Tensor | None]:
+    """x with convolved rows; what they were convolved from (:func:`_pieces`); and the rows behind this rank's
+    sequences."""
+    if x.conv_weight is None:
+        return x, [], None
+    parts, width = _parts(context, x), x.conv_weight.shape[1] - 1
+    before = rows_before(context, torch.stack([_end(part, problem.steps, width) for part in parts]))
+    # The caller's, with those of other ranks in the place of the first where that run comes from one.
+    windows = [part.entered(part.x.initial_conv_state, y.mT) for part, y in zip(parts, before, strict=True)]
+    if context.is_packed:
+        windows = [_of_pack(x, parts, windows)]
+    pieces = _pieces(context, x, windows)
+    convolved, last = zip(*(convolve(y, problem.layer, problem.steps, problem.exact) for y in pieces), strict=True)
+    rows = {name: _joined([getattr(y, name) for y in convolved], 1) for name in "qkv"}
+    return x._replace(**rows, conv_weight=None, conv_bias=None, initial_conv_state=None), pieces, last[-1]
+
+
+def _end(part: _Part, steps: int, width: int) -> Tensor:
+    """The last ``width`` rows ``[B, width, C]`` of q, k and v side by side that the range behind goes on from."""
+    x, B = part.x, part.x.q.shape[0]
+    end = x.q.new_zeros([B, width, x.conv_weight.shape[0]])
+    if not part.range.leaves:
+        return end
+    tokens, rows = part.run(-1)
+    if part.begins(-1) and x.initial_conv_state is not None:
+        end = x.initial_conv_state[rows].mT
+    count = min(width, tokens.stop - tokens.start)
+    if count == 0:
+        return end
+    last = [y[:, (tokens.stop - count) * n : tokens.stop * n].reshape(B, count, -1) for y, n in _by_steps(x, steps)]
+    return torch.cat([end[:, count:], torch.cat(last, -1)], 1)
+
+
+def _of_pack(x: Inputs, parts: list[_Part], windows: list[Tensor | None]) -> Tensor | None:
+    """The windows of all ranges' runs; None where all are zeros."""
+    if all(y is None for y in windows):
+        return None
+    C, W = x.conv_weight.shape
+    found = zip(parts, windows, strict=True)
+    return _joined([x.q.new_zeros([part.count, C, W - 1]) if y is None else y for part, y in found], 0)
+
+
+def _by_steps(x: Inputs, steps: int) -> tuple[tuple[Tensor, int], ...]:
+    """q, k and v, each with its rows of a token."""
+    return (x.q, 1), (x.k, steps), (x.v, steps)
+
+
+def _pieces(context: CPContext, x: Inputs, windows: list[Tensor | None]) -> list[Inputs]:
+    """The tensors of each convolution, from these rows: of a pack one, of a dense batch one for every range."""
+    pieces = [x._replace(cu_seqlens=context.cu_seqlens)]
+    if not context.is_packed:
+        pieces = [part.x for part in _parts(context, x)]
+    return [piece._replace(initial_conv_state=y) for piece, y in zip(pieces, windows, strict=True)]
+
+
+def _convolved_gradients(
+    context: CPContext,
+    problem: _Problem,
+    x: Inputs,
+    pieces: list[Inputs],
+    found: Inputs,
+    dlast: Tensor | None,
+) -> Inputs:
+    """The gradients of x; found and dlast are those of what :func:`_convolved` gave."""
+    parts, width = _parts(context, x), x.conv_weight.shape[1] - 1
+    made = []
+    for i, piece in enumerate(pieces):
+        rows = found if len(pieces) == 1 else _rows(found, parts[i].tokens, None)
+        seen = dlast if i == len(pieces) - 1 else None
+        made.append(convolve_gradients(piece, rows[:3], seen, problem.layer, problem.steps, problem.exact))
+    whole = {name: _joined([one[name] for one in made], 1) for name in "qkv"}
+    for name in ("conv_weight", "conv_bias"):
+        if getattr(x, name) is not None:
+            whole[name] = _total([one[name] for one in made])
+    windows = [one.get("initial_conv_state") for one in made]
+    if context.is_packed:
+        windows = [None if windows[0] is None else windows[0][part.sequences] for part in parts]
+    nothing = x.q.new_zeros([x.q.shape[0], width, x.conv_weight.shape[0]])
+    before = [
+        y[part.run(0)[1]].mT if part.range.enters else nothing for part, y in zip(parts, windows, strict=True)
+    ]
+    ends = gradients_of_ends(context, behind(torch.stack(before), whole["q"]))
+    if x.initial_conv_state is not None:
+        whole["initial_conv_state"] = _of_states(x.initial_conv_state, parts, tuple(windows))
+    for part, end in zip(parts, ends, strict=True):
+        if not part.range.leaves:
+            continue
+        tokens, rows = part.run(-1)
+        count = min(width, tokens.stop - tokens.start)
+        last, at = part.tokens.start + tokens.stop, 0
+        for name, (y, n) in zip("qkv", _by_steps(x, problem.steps), strict=True):
+            channels = n * y.shape[2] * y.shape[3]
+            to = whole[name][:, (last - count) * n : last * n]
+            to += end[:, width - count :, at : at + channels].reshape(to.shape)
+            at += channels
+        if part.begins(-1) and x.initial_conv_state is not None:
+            whole["initial_conv_state"][part.sequences][rows][..., count:] += end[:, : width - count].mT
+    return found._replace(**whole)
 
 
 def _message(x: Inputs, summaries: list[Tensor | None], columns: int) -> Tensor:
@@ -208,43 +347,83 @@ def _joined(pieces: list[Tensor], dim: int) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
+def _total(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
 class _ContextParallel(torch.autograd.Function):
-    """o, and the state behind this rank's tokens of each of its sequences."""
+    """o, the state behind this rank's tokens of each of its sequences, and the rows that their convolution goes on
+    from."""
 
     @staticmethod
     def forward(
         ctx: Any, context: CPContext, problem: _Problem, with_states: bool, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        x = Inputs(*tensors)
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        given = Inputs(*tensors)
+        x, pieces, last = _convolved(context, problem, given)
         parts = _parts(context, x)
         entering, M = exchange(context, _summaries(context, problem, x, parts), x.v.shape[3])
-        outputs, states = [], []
-        for part, state in zip(parts, entering, strict=True):
-            o, final_states = problem.forward(part.start(state), with_states)
-            outputs.append(o)
-            states.append(final_states)
+        outputs, states, raw = zip(
+            *(problem.forward(part.start(state), with_states) for part, state in zip(parts, entering, strict=True)),
+            strict=True,
+        )
         ctx.of = context, problem
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(M, *entering, *tensors)
-        return _joined(outputs, 1), _by_sequence(parts, states) if with_states else None
+        o_raw = _joined(list(raw), 1) if given.norm_gate is not None and problem.keeps else None
+        windows = [piece.initial_conv_state for piece in pieces]
+        ctx.save_for_backward(M, o_raw, *entering, *x[:3], *tensors, *windows)
+        return _joined(list(outputs), 1), _by_sequence(parts, list(states)) if with_states else None, last
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor | None, dstates: Tensor | None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, do: Tensor | None, dstates: Tensor | None, dlast: Tensor | None
+    ) -> tuple[Any, ...]:
         context, problem = ctx.of
-        n = len(context.ranges)
-        M, *saved = ctx.saved_tensors
-        entering, tensors = saved[:n], saved[n:]
+        n, count = len(context.ranges), len(Inputs._fields)
+        M, o_raw, *saved = ctx.saved_tensors
+        entering, rows, tensors, windows = (
+            saved[:n], saved[n : n + 3], saved[n + 3 : n + 3 + count], saved[n + 3 + count :],
+        )  # fmt: skip
         x = Inputs(*tensors)
         if do is None:
             do = x.q.new_zeros([*x.q.shape[:2], *x.v.shape[2:]])
-        gradients = _gradients(context, problem, x, entering, M, do, dstates)
+        gradients = _layer_gradients(context, problem, x, rows, windows, o_raw, entering, M, do, dstates, dlast)
         if torch.is_grad_enabled():  # create_graph=True
-            count = len(gradients)
-            gradients = _OnceDifferentiable.apply(problem.text, count, *gradients, *tensors, do, dstates)
+            gradients = _OnceDifferentiable.apply(
+                problem.text, count, *gradients, *tensors, do, dstates, dlast
+            )
         return None, None, None, *gradients
 
 
 @torch.no_grad()
+def _layer_gradients(
+    context: CPContext,
+    problem: _Problem,
+    given: Inputs,
+    rows: list[Tensor],
+    windows: list[Tensor | None],
+    o_raw: Tensor | None,
+    entering: list[Tensor | None],
+    M: Tensor | None,
+    do: Tensor,
+    dstates: Tensor | None,
+    dlast: Tensor | None,
+) -> Inputs:
+    """The gradients of what is given. rows are the convolved q, k and v, windows the rows before each convolution's
+    tokens, o_raw is o before the norm; they, the states that enter this rank's ranges, and M are kept from the forward
+    pass."""
+    of_norm: dict[str, Tensor] = {}
+    if o_raw is not None:
+        do, dweight, dgate = normalize_gradients(do, o_raw, given, problem.layer, problem.exact)
+        of_norm = {"norm_weight": dweight, "norm_gate": dgate}
+    x = bare(given)._replace(q=rows[0], k=rows[1], v=rows[2])
+    found = Inputs(*_gradients(context, problem, x, entering, M, do, dstates))._replace(**of_norm)
+    if given.conv_weight is None:
+        return found
+    pieces = _pieces(context, given, windows)
+    return _convolved_gradients(context, problem, given, pieces, found, dlast)
+
+
 def _gradients(
     context: CPContext,
     problem: _Problem,
@@ -254,26 +433,26 @@ def _gradients(
     do: Tensor,
     dstates: Tensor | None,
 ) -> list[Tensor | None]:
-    """The gradients of x; entering, the states that enter this rank's ranges, and M are kept from the forward pass."""
+    """The gradients of x, whose rows are convolved, from that of o before the norm."""
     parts = _parts(context, x)
     dense = parts[0].range.boundaries is None
-    behind: list[Tensor | None] = []  # of each range the gradients of the states behind its runs
+    dhts: list[Tensor | None] = []  # of each range the gradients of the states behind its runs
     found_dR: list[Tensor | None] = []
     for i, part in enumerate(parts):
         unseen = dstates is None or (dense and i < len(parts) - 1)
-        behind.append(None if unseen else dstates[part.sequences])
+        dhts.append(None if unseen else dstates[part.sequences])
         dR = None
         if part.range.enters:
             tokens, rows = part.run(0)
-            dht = None if unseen else behind[i][rows]
+            dht = None if unseen else dhts[i][rows]
             dR = problem.backward_summary(part.run_alone(0), do[:, part.tokens][:, tokens], dht)
         found_dR.append(dR)
-    leaving = exchange_gradients(context, _message(x, found_dR, x.v.shape[3]), M)
+    leaving = exchange_gradients(context, behind(_message(x, found_dR, x.v.shape[3]), do), M)
     found: list[Inputs] = []
-    for part, dht, state, gradient in zip(parts, behind, entering, leaving, strict=True):
+    for part, dht, state, gradient in zip(parts, dhts, entering, leaving, strict=True):
         if part.range.leaves:
             last = gradient if dht is None else dht[part.run(-1)[1]] + gradient
-            dht = _with_row(dht, -1, last, 1 if dense else len(part.range.boundaries) - 1)
+            dht = _with_row(dht, -1, last, part.count)
         found.append(problem.backward(part.start(state), do[:, part.tokens], dht))
     gradients: list[Tensor | None] = []
     for name, given, ours in zip(Inputs._fields, x, zip(*found, strict=True), strict=True):
@@ -282,7 +461,7 @@ def _gradients(
         elif name == "initial_state":
             gradients.append(_of_states(given, parts, ours))
         elif name in _PER_CALL:
-            gradients.append(ours[0] if len(ours) == 1 else torch.stack(ours).sum(0))
+            gradients.append(_total(list(ours)))
         else:
             gradients.append(_joined(list(ours), 1))
     return gradients
@@ -303,8 +482,11 @@ def _by_sequence(parts: list[_Part], states: list[Tensor]) -> Tensor:
     return states[-1] if parts[0].range.boundaries is None else _joined(states, 0)
 
 
-def _ring(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Tensor]:
+def _ring(
+    context: CPContext, problem: _Problem, x: Inputs
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same from rank to rank: each range waits for the state that the one before it ends with."""
+    x, _, last = _convolved(context, problem, x)
     rank, n = dist.get_rank(context.group), len(context.ranges)
     outputs, states = [], []
     parts = _parts(context, x)
@@ -319,18 +501,19 @@ def _ring(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Ten
             else:
                 state = x.q.new_empty([B, HV, K, V], dtype=_state_dtype(x))
                 dist.recv(state, group=context.group, group_src=owner)
-        o, final_states = problem.forward(part.start(state))
+        o, final_states, _ = problem.forward(part.start(state))
         outputs.append(o)
         states.append(final_states)
         if part.range.leaves and (owner := context.order[at + 1] // n) != rank:
             dist.send(final_states[part.run(-1)[1]].contiguous(), group=context.group, group_dst=owner)
-    return _joined(outputs, 1), _by_sequence(parts, states)
+    return _joined(outputs, 1), _by_sequence(parts, states), last
 
 
 def run(
     cp_context: object, refused: str | None, problem: Problem, x: Inputs
-) -> tuple[Tensor, Tensor | None]:
-    """o and, where the problem asks for it, the states behind this rank's tokens, with their gradients.
+) -> tuple[Any, ...]:
+    """o, the states behind this rank's tokens where the problem asks for them, or None, and where it asks for them the
+    rows that the convolution goes on from; with their gradients.
 
     Collective: every rank of the group calls it, and every rank's backward pass has to run.
 
@@ -350,7 +533,8 @@ def run(
     v_first = "state_v_first" in problem
     fields = {name: value for name, value in problem.items() if name not in ("state_v_first", *_OF_A_RANK)}
     exact = x.q.dtype is torch.float64
-    one, with_states = _Problem(fields, exact), "output_final_state" in problem
+    fields, layer = apart(fields)
+    one, with_states = _Problem(fields, layer, exact, gradients), "output_final_state" in problem
     if exact:
         x = Inputs(*(y if y is None else y.double() for y in x))
         x = x if x.A_log is None else x._replace(A_log=x.A_log.reshape(-1))
@@ -362,19 +546,21 @@ def run(
     if torch.compiler.is_compiling():  # ranks compare calls that run, not ones that are traced
         if error is not None:
             raise error
-        o, state = _compute(context, one, with_states, x)
+        o, state, last = _compute(context, one, with_states, x)
     else:
         with exchanging():
-            _agree(context, one, x, _call_of(context, x, fields, gradients), error)
-            o, state = _compute(context, one, with_states, x)
+            _agree(context, one, x, _call_of(context, x, fields | layer, gradients), error)
+            o, state, last = _compute(context, one, with_states, x)
     if not with_states:
-        return o, None
-    return o, state.mT.contiguous() if v_first else state
+        state = None
+    elif v_first:
+        state = state.mT.contiguous()
+    return (o, state, last) if "output_conv_state" in problem else (o, state)
 
 
 def _compute(
     context: CPContext, problem: _Problem, with_states: bool, x: Inputs
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if context.exchange == "ring" or problem.exact:
         return _compute_untraced(context, problem, with_states, x)
     return _ContextParallel.apply(context, problem, with_states, *x)
@@ -383,7 +569,7 @@ def _compute(
 @torch.compiler.disable
 def _compute_untraced(
     context: CPContext, problem: _Problem, with_states: bool, x: Inputs
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """What torch.compile has no graph of: send and receive, and float64, whose gradient is autograd's."""
     if context.exchange == "ring":
         return _ring(context, problem, x)
@@ -403,11 +589,7 @@ def _agree(
 
 def _refuse(fields: Problem, x: Inputs) -> None:
     """Raises what fields, dtypes, heads and dimensions alone say against a problem: the same in all ranks."""
-    for name, y in (("q", x.q), ("k", x.k), ("v", x.v)):
-        if y.dim() != 4:
-            raise ValueError(f"{name} has {y.dim()} dimensions; it must have 4")
-        if y.dtype is not x.q.dtype:
-            raise TypeError(f"{name} is {y.dtype}; it must be {x.q.dtype}, as q is")
+    check_rows(x)
     if x.q.dtype is not torch.float64 or not x.q.is_cpu:
         (H, K), (HV, V), dtype = x.q.shape[2:], x.v.shape[2:], dtype_name("q", x.q)
         dtypes = {"dtype": dtype, "beta_dtype": dtype}
@@ -429,6 +611,11 @@ def _error(
         )
     if ring and gradients:
         return ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
+    if x.conv_weight is not None and context.is_packed and context.begins is None:
+        return ValueError(
+            "conv_weight is given; it must be left out with a cp_context that was built before wyvern.fla.enable(), "
+            "which does not tell how many tokens other ranks have"
+        )
     if x.q.dim() != 4:
         return None  # the operator says so
     B, T = x.q.shape[:2]
@@ -437,6 +624,11 @@ def _error(
     wanted = context.ranges[-1].stop
     if wanted is not None and T != wanted:
         return ValueError(f"q has {T} tokens; cp_context has {wanted} for this rank")
+    if x.conv_weight is not None and wanted is None and T < x.conv_weight.shape[1] - 1:
+        return ValueError(
+            f"q has {T} tokens; with conv_weight and without tokens= of build_cp_context() it must have "
+            f"{x.conv_weight.shape[1] - 1} or more"
+        )
     return None
 
 
@@ -445,9 +637,17 @@ def _first_error(context: CPContext, problem: _Problem, x: Inputs) -> Exception 
     shape, a missing compiler."""
     try:
         with torch.no_grad():
-            problem.forward(x._replace(cu_seqlens=context.cu_seqlens, cu_seqlens_cpu=context.cu_seqlens_cpu))
+            y = x._replace(cu_seqlens=context.cu_seqlens, cu_seqlens_cpu=context.cu_seqlens_cpu)
+            if problem.exact:
+                _recurrence.run(problem.fields | problem.layer, y)
+                return None
+            if x.conv_weight is not None:
+                check_rows(y)
+                y, _ = convolve(y, problem.layer, problem.steps, exact=False)
+            problem.forward(y)
             if context.exchange != "ring":
-                _summaries(context, problem, x, _parts(context, x))
+                y = y._replace(cu_seqlens=None, cu_seqlens_cpu=None)
+                _summaries(context, problem, y, _parts(context, y))
     except (TypeError, ValueError, RuntimeError) as error:
         try:
             named = by_parameter(problem.fields, x)
@@ -463,7 +663,7 @@ def _call_of(
     """What must be the same in all ranks, by the names of arguments."""
     call = {"the version of wyvern": version()} | {name: str(value) for name, value in fields.items()}
     for name, shown, y in zip(Inputs._fields, by_parameter(fields, x), x, strict=True):
-        if y is None or name == "initial_state":
+        if y is None or name in _STATES:
             continue
         shape: list[int | str] = list(y.shape)
         if name not in _PER_CALL and len(shape) > 1 and x.q.dim() == 4:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import integer, tensor
-from ._context import CPContext, begin_of, context_of, group_of
+from ._context import CPContext, context_of, group_of
 from ._exchange import all_to_all, gather
 
 _Source = tuple[int, int] | None  # a range in the order of tokens, and a row of its last ones; None: zeros
@@ -47,55 +46,74 @@ def halo(x: Tensor, cp_context: object, width: int) -> Tensor:
         raise ValueError(f"B is {B}; it must be 1 with a cp_context of cu_seqlens")
     ends = []
     for one in context.ranges:
-        rows = x[:, one.start : T if one.stop is None else one.stop][:, -width:]
+        first = one.start if one.boundaries is None else one.start + one.boundaries[-2:][0]  # of its last run
+        rows = x[:, first : T if one.stop is None else one.stop][:, -width:]
         missing = width - rows.shape[1]
         ends.append(torch.cat([rows.new_zeros([B, missing, *x.shape[2:]]), rows], 1) if missing else rows)
     return _Halo.apply(context, torch.stack(ends)).flatten(0, 1)
 
 
+def rows_before(context: CPContext, ends: Tensor) -> Tensor:
+    """Of the last rows ``[ranges, B, width, ...]`` of each range of this rank the rows before each.
+
+    ends: the last rows of what a range's last run begins with (where its sequence does not come from another range)
+    and of its own tokens.
+
+    Every rank of the group calls it.
+    """
+    n, width = ends.shape[0], ends.shape[2]
+    every = gather(context.group, ends)
+    rank = dist.get_rank(context.group)
+    result = torch.zeros_like(ends)
+    for local in range(n):
+        for row, source in enumerate(_sources(context, width, context.order.index(rank * n + local))):
+            if source is not None:
+                result[local, :, row] = every[context.order[source[0]], :, source[1]]
+    return result
+
+
+def gradients_of_ends(context: CPContext, gradient: Tensor) -> Tensor:
+    """The gradients of what :func:`rows_before` took, added in the order of the ranges that read them."""
+    n, width = gradient.shape[0], gradient.shape[2]
+    every = gather(context.group, gradient)
+    rank = dist.get_rank(context.group)
+    result = torch.zeros_like(gradient)
+    for i, reader in enumerate(context.order):
+        for row, source in enumerate(_sources(context, width, i)):
+            if source is not None and context.order[source[0]] // n == rank:
+                result[context.order[source[0]] % n, :, source[1]] += every[reader, :, row]
+    return result
+
+
 def _sources(context: CPContext, width: int, i: int) -> list[_Source]:
-    """Where the tokens before range i, in the order of tokens, are."""
-    begins, boundaries = context.begins, context.boundaries
+    """Where the tokens before range i, in the order of tokens, are. Before the first of their sequence they are in
+    front of the tokens of the range that has that one, which for a dense batch is the first."""
+    begins, firsts = context.begins, context.firsts
     if begins is None:
         return [(i - 1, row) if i else None for row in range(width)]
     start = begins[i]
-    first = 0 if boundaries is None else begin_of(boundaries, start)
+    if i == 0 or (firsts is not None and firsts[i] == start):
+        return [None] * width
     found: list[_Source] = []
-    for token in range(start - width, start):
-        owner = bisect_right(begins, token) - 1
-        found.append((owner, width - (begins[owner + 1] - token)) if token >= first else None)
-    return found
+    owner = i - 1
+    for token in range(start - 1, start - width - 1, -1):
+        while owner and begins[owner] > (token if firsts is None else max(token, firsts[i])):
+            owner -= 1
+        found.append((owner, width - (begins[owner + 1] - token)))
+    return found[::-1]
 
 
 class _Halo(torch.autograd.Function):
-    """Of the last rows ``[ranges, B, width, ...]`` of each range the rows before each."""
+    """:func:`rows_before` with its gradient."""
 
     @staticmethod
     def forward(ctx: Any, context: CPContext, ends: Tensor) -> Tensor:
         ctx.context = context
-        n, width = ends.shape[0], ends.shape[2]
-        every = gather(context.group, ends)
-        rank = dist.get_rank(context.group)
-        result = torch.zeros_like(ends)
-        for local in range(n):
-            for row, source in enumerate(_sources(context, width, context.order.index(rank * n + local))):
-                if source is not None:
-                    result[local, :, row] = every[context.order[source[0]], :, source[1]]
-        return result
+        return rows_before(context, ends)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        """The gradients of this rank's rows, added in the order of the ranges that read them."""
-        context: CPContext = ctx.context
-        n, width = gradient.shape[0], gradient.shape[2]
-        every = gather(context.group, gradient)
-        rank = dist.get_rank(context.group)
-        result = torch.zeros_like(gradient)
-        for i, reader in enumerate(context.order):
-            for row, source in enumerate(_sources(context, width, i)):
-                if source is not None and context.order[source[0]] // n == rank:
-                    result[context.order[source[0]] % n, :, source[1]] += every[reader, :, row]
-        return None, result
+        return None, gradients_of_ends(ctx.context, gradient)
 
 
 class _AllToAll(torch.autograd.Function):
