@@ -188,3 +188,7 @@ def test_the_example(ranks: Ranks, P: int) -> None:
     assert all(one.losses == found[0].losses for one in found)
     assert found[0].loss_apart < 1e-12 and found[0].gradients_apart < 1e-10
     assert len(found[0].losses) == 3 and all(0 < loss < 2 * math.log(256) for loss in found[0].losses)
+    if P == 2:
+        module = importlib.import_module("context_parallel")
+        for losses in module.compare(sizes, torch.device("cpu"), found[0].losses):
+            assert max(losses) - min(losses) < 1e-12  # float64 has no chunks
