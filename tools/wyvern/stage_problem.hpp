@@ -16,7 +16,7 @@
 namespace wyvern::cli {
 
 /// bf16, H=16, HV=32, K=V=128, T=2048, with initial and final state; every option set that adds a
-/// stage. Pass by pass and operator by operator, Problem's own operator first.
+/// stage. Pass by pass and operator by operator, Problem's own operator first; summaries come last.
 inline std::vector<Problem> stage_problems() {
   std::vector<std::string> names{Problem{}.op};
   for (const std::string_view op : operators())
@@ -42,6 +42,19 @@ inline std::vector<Problem> stage_problems() {
         if (everything && pass != Pass::recurrent) p.short_conv = 4;
         problems.push_back(p);
       }
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const std::string& op : names) {
+      Problem p;
+      p.op = op;
+      p.pass = pass;
+      p.T = 2048;
+      p.H = 16;
+      p.HV = 32;
+      p.summary = true;
+      p.transition = p.initial_state = pass == Pass::forward;
+      p.output_final_state = pass == Pass::backward;
+      problems.push_back(p);
+    }
   return problems;
 }
 
