@@ -14,6 +14,7 @@ import torch
 from context_ranks import Case, Ranks, check, compute, ranks, run, same, shard  # noqa: F401 (ranks is a fixture)
 
 pytest.importorskip("fla.ops.cp", reason="flash-linear-attention is not installed: pip install flash-linear-attention")
+import wyvern.distributed
 import wyvern.fla
 from wyvern import _fla_context
 from wyvern.distributed import ContextError, _context, _exchange
@@ -185,3 +186,34 @@ def test_contexts_read_by_their_attributes(layout: str) -> None:
                 for one, state, other in zip(ours.ranges, states, wanted, strict=True):
                     if one.leaves if reverse else one.enters:
                         assert torch.equal(state, other)
+
+
+def layer_over_ranks(group: Any, rank: int, device: torch.device, given: Any) -> dict[str, torch.Tensor]:
+    """A layer of FLA as a whole inside of context_parallel(), with the gradients of this rank's part of a loss."""
+    layer, x, do, tokens = given
+    context = wyvern.distributed.build_cp_context(group=group, tokens=tokens)
+    wyvern.fla.report(reset=True)
+    with wyvern.fla.enable(), wyvern.distributed.context_parallel(context):
+        o = layer(x)[0]
+    assert len(wyvern.fla.report().served) == 1 and not wyvern.fla.report().declined
+    o.backward(do)
+    return {"o": o.detach(), **{name: weight.grad for name, weight in layer.named_parameters()}}
+
+
+@pytest.mark.parametrize("kind", ["GatedDeltaNet", "KimiDeltaAttention"])
+def test_whole_layers_over_ranks(ranks: Ranks, kind: str) -> None:
+    """Their convolutions go on from the ranks before; two of these have fewer rows than a convolution takes."""
+    torch.manual_seed(3)
+    kinds = importlib.import_module("fla.layers")
+    layer = getattr(kinds, kind)(hidden_size=24, num_heads=2, head_dim=16, expand_v=1.0, mode="chunk")
+    tokens = [20, 1, 2, 17]
+    x, do = torch.randn(2, 2, sum(tokens), 24).unbind()
+    shares = zip(x.split(tokens, 1), do.split(tokens, 1), strict=True)
+    answers = ranks(4, layer_over_ranks, [(layer, *share, tokens) for share in shares])
+    with wyvern.fla.enable():
+        o = layer(x)[0]
+    o.backward(do)
+    assert torch.allclose(torch.cat([one["o"] for one in answers], 1), o, rtol=1e-4, atol=1e-5)
+    for name, weight in layer.named_parameters():
+        total = sum(one[name] for one in answers)
+        assert (total - weight.grad).norm() < 1e-4 * weight.grad.norm(), name

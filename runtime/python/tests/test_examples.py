@@ -22,7 +22,8 @@ EXAMPLES = [file for file in sorted((FOLDER / "examples").glob("*.py")) if file.
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_example(file: Path) -> None:
+def test_example(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(file)])
     runpy.run_path(str(file), run_name="__main__")
 
 

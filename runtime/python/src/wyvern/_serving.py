@@ -125,13 +125,12 @@ def serving_layer(
     """original, a layer's ``forward``, which function computes as a whole where it can.
 
     function: with original's parameters; its result, or None where it computes no such layer or a call in it was
-    declined. original computes then, whose calls of operators are served as ever. So it does where it is traced and
-    where a sequence goes through several ranks.
+    declined. original computes then, whose calls of operators are served as ever. So it does where it is traced.
     """
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not is_on() or around() is not None:
+        if torch.compiler.is_compiling() or not is_on():
             return original(*args, **kwargs)
         output = function(*args, **kwargs)
         return original(*args, **kwargs) if output is None else output
