@@ -42,7 +42,7 @@ std::vector<Problem> problems() {
         problem.dtype = problem.beta_dtype = s.K == 32 ? DType::fp32 : DType::bf16;
         problem.initial_state = problem.output_final_state = true;
         if (pass != Pass::recurrent && s.K != 256) problem.output_norm = Activation::silu;
-        if (pass != Pass::recurrent && s.K != 256) problem.short_conv = 4;
+        if (s.K != 256) problem.short_conv = 4;
         all.push_back(problem);
         if (pass == Pass::recurrent || s.K != 128) continue;
         problem.output_norm.reset();

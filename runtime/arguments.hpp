@@ -87,6 +87,7 @@ inline constexpr auto kArguments = [] {
       {"final_state", &A::final_state, output, 12},
       {"intermediate_states", &A::intermediate_states, output, 10},
       {"final_conv_state", &A::final_conv_state, output, 13},
+      {"conv_state", &A::conv_state, updated, 14},
       {"dq", &A::dq, gradient},
       {"dk", &A::dk, gradient},
       {"dv", &A::dv, gradient},

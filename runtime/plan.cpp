@@ -182,6 +182,9 @@ Constants problem_constants(const Problem& problem) {
   c.CONV_WIDTH = problem.short_conv.value_or(0);
   c.CONV_CHANNELS = conv_channels(problem);
   c.CONV_COLUMNS = problem.short_conv.value_or(1) - 1;
+  c.CONV_LENGTH = conv_columns_of(problem);
+  c.CONV_SLOT_ROWS = problem.conv_tokens_first ? c.CONV_LENGTH : c.CONV_CHANNELS;
+  c.CONV_SLOT_COLS = problem.conv_tokens_first ? c.CONV_CHANNELS : c.CONV_LENGTH;
   c.GROUP = problem.HV / problem.H;
   c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;
   c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;

@@ -124,22 +124,22 @@ TEST(Plans, NormalizeOBehindTheForwardPass) {
   }
 }
 
-/// Every forward plan is that of the problem as q, k and v are given, behind a first step that
-/// alone reads them.
-TEST(Plans, ConvolveInFrontOfTheForwardPass) {
-  const auto expect_behind = [](const Plan& plan, Plan wanted) {
+/// Every plan is that of the problem as q, k and v are given, behind a first step that alone reads
+/// them.
+void expect_convolved_in_front(Problem plain, std::string_view convolution) {
+  const auto expect_behind = [&](const Plan& plan, Plan wanted) {
     ASSERT_FALSE(plan.empty());
-    EXPECT_EQ(find_template(plan.front().template_id)->name, "short_conv");
+    EXPECT_EQ(find_template(plan.front().template_id)->name, convolution);
     wanted.insert(wanted.begin(), plan.front());
     EXPECT_EQ(plan, wanted);
   };
-  Problem plain = gated(true);
   for (const std::string_view op : operators()) {
     plain.op = op;
     plain.num_householder = op == "gated_delta_product" ? 2 : 1;
     Problem p = plain;
     p.short_conv = 4;
-    p.initial_conv_state = p.output_conv_state = true;
+    p.inplace_conv_state = p.inplace_state;
+    p.initial_conv_state = p.output_conv_state = !p.inplace_state;
     for (const Target& target : {host_target(), cuda_target("sm_80"), cuda_target("sm_90a")}) {
       expect_behind(default_plan(p, target), default_plan(plain, target));
       const std::vector<Plan> wanted = enumerate_plans(plain, target, 64);
@@ -157,6 +157,23 @@ TEST(Plans, ConvolveInFrontOfTheForwardPass) {
         EXPECT_EQ(step.bindings[i].from == Binding::From::caller, first);
       }
   }
+}
+
+TEST(Plans, ConvolveInFrontOfTheForwardPass) {
+  Problem plain = gated(true);
+  expect_convolved_in_front(plain, "short_conv");
+  plain.output_final_state = plain.initial_state = false;
+  plain.inplace_state = plain.state_index = true;
+  expect_convolved_in_front(plain, "short_conv");
+}
+
+TEST(Plans, ConvolveInFrontOfTheRecurrentPass) {
+  Problem plain = gated(true);
+  plain.pass = Pass::recurrent;
+  expect_convolved_in_front(plain, "short_conv_step");
+  plain.output_final_state = plain.initial_state = false;
+  plain.inplace_state = plain.state_index = true;
+  expect_convolved_in_front(plain, "short_conv_step");
 }
 
 /// Blocks of whole rows of o normalize them, unless o before the norm is wanted too.

@@ -212,14 +212,36 @@ void check_output_norm(const Problem& p) {
     bad("keep_output", "true", "false with checkpoints, which have no backward pass");
 }
 
+/// Rows that are in a pool go with states that are: a sequence goes on from both.
+void check_conv_pool(const Problem& p) {
+  if (!p.inplace_conv_state) {
+    if (p.short_conv && p.inplace_state)
+      bad("inplace_conv_state", "false", "true with short_conv and inplace_state");
+    if (p.conv_columns)
+      bad("conv_columns", *p.conv_columns, "absent unless inplace_conv_state is true");
+    if (p.conv_tokens_first)
+      bad("conv_tokens_first", "true", "false unless inplace_conv_state is true");
+    return;
+  }
+  if (!p.inplace_state)
+    bad("inplace_conv_state", "true", "false unless inplace_state is true, whose slots it has");
+  for (const auto& [name, set] : {std::pair("initial_conv_state", p.initial_conv_state),
+                                  std::pair("output_conv_state", p.output_conv_state)})
+    if (set) bad(name, "true", "false with inplace_conv_state, which has these rows in conv_state");
+  if (p.conv_columns)
+    check_range("conv_columns", *p.conv_columns, *p.short_conv - 1, kMaxRow / conv_channels(p));
+}
+
 void check_short_conv(const Problem& p) {
   if (!p.short_conv) {
     if (p.conv_activation)
       bad("conv_activation", to_string(*p.conv_activation), "absent unless short_conv is set");
     for (const auto& [name, set] : {std::pair("has_conv_bias", p.has_conv_bias),
                                     std::pair("initial_conv_state", p.initial_conv_state),
-                                    std::pair("output_conv_state", p.output_conv_state)})
+                                    std::pair("output_conv_state", p.output_conv_state),
+                                    std::pair("inplace_conv_state", p.inplace_conv_state)})
       if (set) bad(name, "true", "false unless short_conv is set");
+    check_conv_pool(p);
     return;
   }
   check_range("short_conv", *p.short_conv, 2, 4);
@@ -228,9 +250,11 @@ void check_short_conv(const Problem& p) {
   else
     check_dtype("conv_dtype", p.conv_dtype, {p.dtype, DType::fp32});
   check_range("the number of channels of short_conv", conv_channels(p), 1, kMaxRow);
-  if (p.inplace_state)
+  check_conv_pool(p);
+  if (p.index_columns != 0 || p.intermediate_rows)
     bad("short_conv", *p.short_conv,
-        "absent with inplace_state, which has no rows before a sequence's first");
+        fmt::format("absent with {}, after whose tokens no rows are kept to go on from",
+                    p.index_columns != 0 ? "index_columns" : "intermediate_rows"));
   if (has_checkpoints(p))
     bad("short_conv", *p.short_conv,
         "absent with checkpoints, from which no sequence could go on without the rows before them");
@@ -438,6 +462,10 @@ float norm_eps_of(const Problem& problem) noexcept { return problem.norm_eps.val
 std::int64_t conv_channels(const Problem& problem) noexcept {
   const std::int64_t keys = problem.H * problem.K, values = problem.HV * problem.V;
   return keys + problem.num_householder * (keys + values);
+}
+
+std::int64_t conv_columns_of(const Problem& problem) noexcept {
+  return problem.conv_columns.value_or(problem.short_conv.value_or(1) - 1);
 }
 
 void validate(const Problem& problem) {

@@ -25,6 +25,8 @@ constexpr FieldScope kBeta{0b111, [](const OperatorFacts& f) { return f.beta; }}
 constexpr FieldScope kCheckpoints{0b001, [](const OperatorFacts& f) { return !f.householder; }};
 constexpr FieldScope kDecoding{0b100,
                                [](const OperatorFacts& f) { return f.beta && !f.householder; }};
+/// Of all, but records of earlier versions lack the field, which has its default then.
+constexpr FieldScope kLater{0b111, [](const OperatorFacts&) { return true; }};
 constexpr FieldScope kHouseholder{0b111, [](const OperatorFacts& f) { return f.householder; }};
 
 /// The least power of two at or above; 0 stays 0.
@@ -510,7 +512,6 @@ constexpr std::array kFields{
     ProblemField{.name = "short_conv",
                  .member = &Problem::short_conv,
                  .help = "q, k and v are convolved by 2 to 4 weights a channel before all else",
-                 .scope = kChunked,
                  .option = {"--short-conv", For::every, 2, 4},
                  .key = {42, "/", "short_conv"},
                  .distance = kInput,
@@ -521,7 +522,6 @@ constexpr std::array kFields{
     ProblemField{.name = "conv_activation",
                  .member = &Problem::conv_activation,
                  .help = "of convolved rows: silu (default) or none",
-                 .scope = kChunked,
                  .option = {"--conv-activation", For::every},
                  .key = {43, ",", "activation",
                          [](const Problem& p) {
@@ -535,7 +535,6 @@ constexpr std::array kFields{
     ProblemField{.name = "has_conv_bias",
                  .member = &Problem::has_conv_bias,
                  .help = "that convolution has a bias",
-                 .scope = kChunked,
                  .option = {"--conv-bias", For::synthetic},
                  .key = {44, ",", "bias"},
                  .distance = kInput,
@@ -545,7 +544,7 @@ constexpr std::array kFields{
     ProblemField{.name = "conv_dtype",
                  .member = &Problem::conv_dtype,
                  .help = "of its weights and bias: fp32 (default) or that of q",
-                 .scope = kChunked,
+                 .scope = kLater,
                  .option = {"--conv-dtype", For::synthetic},
                  .key = {45, ",", "weight",
                          [](const Problem& p) {
@@ -558,7 +557,6 @@ constexpr std::array kFields{
     ProblemField{.name = "initial_conv_state",
                  .member = &Problem::initial_conv_state,
                  .help = "the rows before each sequence's first are given",
-                 .scope = kChunked,
                  .key = {46, "/", "initial_conv_state"},
                  .distance = kState,
                  .constant = constant::CONV_INITIAL,
@@ -567,12 +565,43 @@ constexpr std::array kFields{
     ProblemField{.name = "output_conv_state",
                  .member = &Problem::output_conv_state,
                  .help = "the rows that the convolution goes on from are wanted",
-                 .scope = kChunked,
                  .key = {47, "/", "final_conv_state"},
                  .distance = kState,
                  .constant = constant::CONV_FINAL,
                  .illegal = {[](Problem& p) { p.output_conv_state = true; },
                              "output_conv_state is true .. false unless short_conv is set"}},
+    ProblemField{.name = "inplace_conv_state",
+                 .member = &Problem::inplace_conv_state,
+                 .help = "both are in slots of the pool conv_state, beside those of `state`",
+                 .scope = kServing,
+                 .key = {50, "/", "inplace_conv"},
+                 .distance = kState,
+                 .constant = constant::CONV_INPLACE,
+                 .illegal = {[](Problem& p) { p.short_conv = 4, p.inplace_conv_state = true; },
+                             "inplace_conv_state is true .. false unless inplace_state is true"}},
+    ProblemField{.name = "conv_columns",
+                 .member = &Problem::conv_columns,
+                 .help = "rows that a slot of conv_state has room for (default: those in use)",
+                 .scope = kServing,
+                 .option = {"--conv-columns", For::every, 1, 1 << 20},
+                 .key = {51, ",", "columns",
+                         [](const Problem& p) {
+                           return p.conv_columns && *p.conv_columns >= p.short_conv.value_or(0);
+                         }},
+                 .distance = kState,
+                 .illegal = {[](Problem& p) { p.conv_columns = 3; },
+                             "conv_columns is 3 .. absent unless inplace_conv_state is true"}},
+    ProblemField{
+        .name = "conv_tokens_first",
+        .member = &Problem::conv_tokens_first,
+        .help = "slots of conv_state have channels side by side",
+        .scope = kServing,
+        .option = {"--conv-tokens-first", For::every},
+        .key = {52, ",", "tokens_first"},
+        .distance = kState,
+        .constant = constant::CONV_TOKENS_FIRST,
+        .illegal = {[](Problem& p) { p.conv_tokens_first = true; },
+                    "conv_tokens_first is true .. false unless inplace_conv_state is true"}},
     ProblemField{
         .name = "checkpoint_every",
         .member = &Problem::checkpoint_every,

@@ -35,7 +35,26 @@ ConvolvedRows::ConvolvedRows(const Problem& problem, const Arguments& host)
   rows_ = {{&Arguments::q, "dq", 0, q},
            {&Arguments::k, "dk", q, k},
            {&Arguments::v, "dv", q + k, p_.num_householder * p_.HV * p_.V}};
+  for (std::int64_t n = 0; n < p_.N; ++n) windows_.push_back(windows_of(n));
   for (const Rows& rows : rows_) convolve(rows);
+}
+
+ConvolvedRows::Windows ConvolvedRows::windows_of(std::int64_t n) const {
+  const std::optional<SequenceSlots> slots = slots_of(p_, host_, n);
+  Windows windows;
+  windows.null = !slots;
+  if (slots && (p_.initial_conv_state || p_.inplace_conv_state) && starts_from_slot(p_, host_, n))
+    windows.from = slots->from;
+  if (p_.output_conv_state) windows.to = n;
+  if (p_.inplace_conv_state && slots && !p_.disable_state_update) windows.to = slots->to;
+  return windows;
+}
+
+std::int64_t ConvolvedRows::window_place(const Line& line, std::int64_t slot,
+                                         std::int64_t column) const {
+  const std::int64_t columns = p_.inplace_conv_state ? conv_columns_of(p_) : before_;
+  if (p_.conv_tokens_first) return (slot * columns + column) * channels_ + line.channel;
+  return (slot * channels_ + line.channel) * columns + column;
 }
 
 template <class Work>
@@ -54,8 +73,10 @@ std::int64_t ConvolvedRows::place(const Line& line, std::int64_t t) {
 
 double ConvolvedRows::given(const Line& line, std::int64_t t) const {
   if (t >= 0) return load(host_.*line.rows.tensor, place(line, t));
-  if (!p_.initial_conv_state) return 0;
-  return load(host_.initial_conv_state, (line.n * channels_ + line.channel + 1) * before_ + t);
+  const Windows& windows = windows_[static_cast<std::size_t>(line.n)];
+  if (!windows.from) return 0;
+  return load(p_.inplace_conv_state ? host_.conv_state : host_.initial_conv_state,
+              window_place(line, *windows.from, before_ + t));
 }
 
 double ConvolvedRows::summed(const Line& line, std::int64_t t) const {
@@ -91,13 +112,16 @@ void ConvolvedRows::finish(Reference& result) const {
     for (const Rows& rows : rows_) differentiate(rows, result);
     return;
   }
-  add("final_conv_state", p_.output_conv_state, window);
-  if (!p_.output_conv_state) return;
-  std::vector<double>& last = result.at("final_conv_state");
+  if (!p_.output_conv_state && !p_.inplace_conv_state) return;
+  const char* const name = p_.inplace_conv_state ? "conv_state" : "final_conv_state";
+  add(name, true, p_.inplace_conv_state ? host_.conv_state.elements() : window);
+  std::vector<double>& last = result.at(name);
+  if (p_.inplace_conv_state) load_row(host_.conv_state, 0, last);
   for (const Rows& rows : rows_)
     for_each_line(rows, [&](const Line& line) {
-      for (std::int64_t j = 0; j < before_; ++j)
-        last[static_cast<std::size_t>((line.n * channels_ + line.channel) * before_ + j)] =
+      const Windows& windows = windows_[static_cast<std::size_t>(line.n)];
+      for (std::int64_t j = 0; windows.to && !windows.null && j < before_; ++j)
+        last[static_cast<std::size_t>(window_place(line, *windows.to, j))] =
             given(line, line.length - before_ + j);
     });
 }

@@ -4,6 +4,7 @@
 #include <wyvern/reference.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace wyvern {
@@ -17,9 +18,9 @@ class ConvolvedRows {
 
   /// `host` with the convolved rows in place of q, k and v; valid while this object is.
   const Arguments& arguments() const { return arguments_; }
-  /// Adds final_conv_state where the problem has it. The gradients of a backward pass, of q, k and
-  /// v as arguments() has them, become those of the rows as they are given, and those of weights,
-  /// bias and initial windows are added.
+  /// Adds final_conv_state or conv_state where the problem has it. The gradients of a backward
+  /// pass, of q, k and v as arguments() has them, become those of the rows as they are given, and
+  /// those of weights, bias and initial windows are added.
   void finish(Reference& result) const;
 
  private:
@@ -34,12 +35,21 @@ class ConvolvedRows {
     const Rows& rows;
     std::int64_t n, channel, first, length;
   };
+  /// The windows of a sequence, by their slots.
+  struct Windows {
+    std::optional<std::int64_t> from;  ///< nothing: zeros
+    std::optional<std::int64_t> to;    ///< nothing: not written
+    bool null = false;
+  };
 
   /// Calls `work` with every channel of every sequence.
   template <class Work>
   void for_each_line(const Rows& rows, const Work& work) const;
   /// Where row t of the line is in a tensor [tokens, width].
   static std::int64_t place(const Line& line, std::int64_t t);
+  Windows windows_of(std::int64_t n) const;
+  /// Where a column of the channel is in the tensor with windows, in the window `slot`.
+  std::int64_t window_place(const Line& line, std::int64_t slot, std::int64_t column) const;
   /// Row t as it is given; with t < 0 it is of the initial window.
   double given(const Line& line, std::int64_t t) const;
   /// Row t behind the weights and in front of the activation.
@@ -52,6 +62,7 @@ class ConvolvedRows {
   Arguments arguments_;
   std::int64_t channels_, before_;
   std::vector<std::int64_t> offsets_;
+  std::vector<Windows> windows_;
   std::vector<Rows> rows_;
   std::vector<std::vector<unsigned char>> bytes_;
 };

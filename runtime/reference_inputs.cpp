@@ -85,6 +85,39 @@ std::vector<std::int64_t> sequence_offsets(const Problem& p, const Arguments& a)
   return offsets;
 }
 
+std::optional<std::int64_t> slot_at(const Problem& p, const TensorView& index, std::int64_t i) {
+  const auto slot = static_cast<std::int64_t>(load(index, i));
+  if (slot < (p.null_slot_zero ? 1 : 0) || slot >= p.state_slots) return {};
+  return slot;
+}
+
+std::optional<std::int64_t> intermediate_row(const Problem& p, const Arguments& host,
+                                             std::int64_t n) {
+  if (!p.intermediate_rows) return {};
+  const auto row = static_cast<std::int64_t>(load(host.intermediate_index, n));
+  if (row < 0 || row >= *p.intermediate_rows) return {};
+  return row;
+}
+
+std::optional<SequenceSlots> slots_of(const Problem& p, const Arguments& host, std::int64_t n) {
+  if (p.parent && !intermediate_row(p, host, n)) return {};
+  if (!p.state_index) return SequenceSlots{n, n};
+  std::int64_t column = 0;
+  if (p.index_columns != 0) {
+    column = static_cast<std::int64_t>(load(host.num_accepted, n)) - 1;
+    if (column < 0 || column >= p.index_columns) return {};
+  }
+  const auto from =
+      slot_at(p, host.state_index, n * std::max<std::int64_t>(p.index_columns, 1) + column);
+  const auto to = p.output_state_index ? slot_at(p, host.output_state_index, n) : from;
+  if (!from || !to) return {};
+  return SequenceSlots{*from, *to};
+}
+
+bool starts_from_slot(const Problem& p, const Arguments& host, std::int64_t n) {
+  return !p.has_initial_state || load(host.has_initial_state, n) != 0;
+}
+
 double sigmoid(double x) {
   return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
 }

@@ -25,6 +25,22 @@ void require_inputs(const Problem& problem, const Arguments& host);
 /// The first token of each sequence in the flattened [B*T] order, and the end of the last one.
 std::vector<std::int64_t> sequence_offsets(const Problem& problem, const Arguments& host);
 
+/// The slots of a sequence's states and windows; without state_index they are `n`.
+struct SequenceSlots {
+  std::int64_t from, to;
+};
+/// Of sequence n; nothing for a null sequence.
+std::optional<SequenceSlots> slots_of(const Problem& problem, const Arguments& host,
+                                      std::int64_t n);
+/// Element i of an index tensor, if it is a slot's index.
+std::optional<std::int64_t> slot_at(const Problem& problem, const TensorView& index,
+                                    std::int64_t i);
+/// The row of intermediate_states that the states of sequence n's tokens go to, if there is one.
+std::optional<std::int64_t> intermediate_row(const Problem& problem, const Arguments& host,
+                                             std::int64_t n);
+/// Whether sequence n starts from what is given in its slot, not from zeros.
+bool starts_from_slot(const Problem& problem, const Arguments& host, std::int64_t n);
+
 double sigmoid(double x);
 /// sigmoid(x) or 2 sigmoid(x) where the tensor beta holds logits, else x; and the derivative.
 double beta_of(const Problem& problem, double x);

@@ -28,7 +28,10 @@
   X(SUMMARY_COLUMNS, "columns of a summary: V of R, and with TRANSITION K of M")    \
   X(CONV_WIDTH, "rows of q, k and v that a convolved row is made of")                        \
   X(CONV_CHANNELS, "channels that are convolved: of q, of each step of k, of each step of v") \
-  X(CONV_COLUMNS, "rows before a sequence's first: CONV_WIDTH - 1")
+  X(CONV_COLUMNS, "rows before a sequence's first: CONV_WIDTH - 1")                          \
+  X(CONV_LENGTH, "columns of a slot of conv_state, CONV_COLUMNS or more")                    \
+  X(CONV_SLOT_ROWS, "rows of a slot of conv_state: channels, or columns with CONV_TOKENS_FIRST")  \
+  X(CONV_SLOT_COLS, "columns of a slot of conv_state as the caller has it: the other")
 #define WYVERN_TYPE_CONSTANTS(X)                                                            \
   X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
   X(U_DTYPE, "element type of u between kernels: DTYPE, or fp32 where K is small")            \
@@ -79,6 +82,8 @@
   X(HAS_CONV_BIAS, "conv_bias is given")                                                     \
   X(CONV_INITIAL, "rows before each sequence's first are given")                             \
   X(CONV_FINAL, "each sequence's last rows are written; backward: their gradient is given")   \
+  X(CONV_INPLACE, "both are in slots of the pool conv_state")                                \
+  X(CONV_TOKENS_FIRST, "slots of conv_state have channels side by side")                     \
   X(KEEP_OUTPUT, "with OUTPUT_NORM: o before the norm is written too")                        \
   X(TRANSITION, "summaries hold M beside R")                                        \
   X(BACKWARDS, "gradients of states go through ranges from last to first")                  \

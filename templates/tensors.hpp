@@ -24,6 +24,8 @@ inline constexpr Argument write{"write", Access::in, BETA_DTYPE, {B, T, HV, V}, 
 inline constexpr Argument initial_state{"initial_state", Access::in, STATE_DTYPE, {N, HV, STATE_ROWS, STATE_COLS}};
 // A pool of states in which sequences have slots, and the indices of their slots.
 inline constexpr Argument state{"state", Access::in, STATE_DTYPE, {S, HV, STATE_ROWS, STATE_COLS}, {INPLACE_STATE}};
+// The rows before a sequence's first, in a pool with the same slots.
+inline constexpr Argument conv_state{"conv_state", Access::inout, DTYPE, {S, CONV_SLOT_ROWS, CONV_SLOT_COLS}, {CONV_INPLACE}};
 inline constexpr Argument state_index{"state_index", Access::in, INDEX_DTYPE, {N}, {STATE_INDEX}};
 inline constexpr Argument state_scale{"state_scale", Access::in, DType::fp32, {S, HV}, {STATE_SCALE}};
 inline constexpr Argument output_state_index{"output_state_index", Access::in, INDEX_DTYPE, {N}, {OUTPUT_STATE_INDEX}};

@@ -52,6 +52,7 @@ KINDS = (
     ("output_norm silu", "output_norm sigmoid", "keep_output"),
     ("short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none"),
     ("conv_bias", "conv_weight as q", "initial_conv_state", "output_conv_state"),
+    ("inplace_conv_state", "conv_columns", "conv_tokens_first"),
     ("summary", "transition"),
 )
 

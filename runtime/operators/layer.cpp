@@ -29,7 +29,9 @@ TensorRules layer_tensors() {
     return p.output_norm && (in_backward(p) || p.keep_output);
   };
   const Dims channel_taps{TensorDim::conv_channels, TensorDim::conv_width};
-  const Dims window{TensorDim::N, TensorDim::conv_channels, TensorDim::conv_columns};
+  const Dims window{TensorDim::N, TensorDim::conv_channels, TensorDim::conv_before};
+  const Dims initial{TensorDim::slots, TensorDim::conv_channels, TensorDim::conv_before};
+  const Dims pool{TensorDim::slots, TensorDim::conv_rows, TensorDim::conv_columns};
   const auto dtype_of_taps = [](const Problem& p) { return p.conv_dtype; };
   const auto with_conv = [](const Problem& p) { return p.short_conv.has_value(); };
   const auto with_bias = [](const Problem& p) { return p.has_conv_bias; };
@@ -42,8 +44,10 @@ TensorRules layer_tensors() {
   return {
       {"conv_weight", input, taps, channel_taps, dtype_of_taps, with_conv},
       {"conv_bias", input, taps, {TensorDim::conv_channels}, dtype_of_taps, with_bias},
-      {"initial_conv_state", input, values, window, dtype_of_rows, with_window},
+      {"initial_conv_state", input, values, initial, dtype_of_rows, with_window},
       {"final_conv_state", output, computed, window, dtype_of_rows, with_last},
+      {"conv_state", updated, values, pool, dtype_of_rows,
+       [](const Problem& p) { return p.inplace_conv_state; }, kStrided},
       {"dfinal_conv_state", input, values, window, dtype_of_rows, with_dlast},
       {"dconv_weight", output, computed, channel_taps, always_fp32, with_dconv},
       {"dconv_bias", output, computed, {TensorDim::conv_channels}, always_fp32, with_dbias},
@@ -59,7 +63,10 @@ TensorRules layer_tensors() {
 void add_layer_stages(const Problem& p, std::vector<StageUse>& uses) {
   const bool backward = in_backward(p);
   if (p.short_conv) {
-    StageUse rows{&stages::short_conv, {{"q_conv", "q"}, {"k_conv", "k"}, {"v_conv", "v"}}, {}};
+    const bool by_token = p.pass == Pass::recurrent;
+    StageUse rows{by_token ? &stages::short_conv_step : &stages::short_conv,
+                  {{"q_conv", "q"}, {"k_conv", "k"}, {"v_conv", "v"}},
+                  {}};
     if (backward) {
       // The problem's CONV_FINAL says that its gradient is given.
       rows.constants.set("CONV_FINAL", false);

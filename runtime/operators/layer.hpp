@@ -15,8 +15,8 @@ namespace wyvern {
 TensorRules layer_tensors();
 
 /// Adds to the stages of the problem's operator those of the layer around it that the problem asks
-/// for: in front of both chunked passes the convolution, whose rows take the place of q, k and v,
-/// and behind the backward pass its gradients, from those of the convolved rows; behind the forward
+/// for: in front of every pass the convolution, whose rows take the place of q, k and v, and
+/// behind the backward pass its gradients, from those of the convolved rows; behind the forward
 /// pass the norm of o, which is then written as o_raw first, and in front of the backward pass its
 /// gradient, which takes the place of `do`. The recurrent pass normalizes o itself.
 void add_layer_stages(const Problem& problem, std::vector<StageUse>& uses);

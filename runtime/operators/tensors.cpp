@@ -40,7 +40,9 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   set(TensorDim::state_columns, p.state_v_first ? p.K : p.V);
   set(TensorDim::conv_channels, conv_channels(p));
   set(TensorDim::conv_width, p.short_conv.value_or(0));
-  set(TensorDim::conv_columns, p.short_conv.value_or(1) - 1);
+  set(TensorDim::conv_before, p.short_conv.value_or(1) - 1);
+  set(TensorDim::conv_rows, p.conv_tokens_first ? conv_columns_of(p) : conv_channels(p));
+  set(TensorDim::conv_columns, p.conv_tokens_first ? conv_channels(p) : conv_columns_of(p));
   set(TensorDim::summary_columns, p.V + (p.transition ? p.K : 0));
   return extents;
 }
@@ -78,7 +80,9 @@ std::string_view symbol(TensorDim dim, const Problem& p) {
     case TensorDim::state_columns: return p.state_v_first ? "K" : "V";
     case TensorDim::conv_channels: return "C";
     case TensorDim::conv_width: return "W";
-    case TensorDim::conv_columns: return "W-1";
+    case TensorDim::conv_before: return "W-1";
+    case TensorDim::conv_rows: return p.conv_tokens_first ? "L" : "C";
+    case TensorDim::conv_columns: return p.conv_tokens_first ? "C" : "L";
     case TensorDim::summary_columns: return p.transition ? "V+K" : "V";
   }
   return "?";
@@ -334,7 +338,7 @@ std::vector<TensorSpec> tensor_specs(const Problem& problem) {
         spec.shape[static_cast<std::size_t>(spec.rank++)] = extents[static_cast<std::size_t>(dim)];
     }
     spec.present = rule->present(problem);
-    if (rule->holds == states && rule->dims.at[0] == TensorDim::slots) spec.outer_dims = 1;
+    if (rule->dims.at[0] == TensorDim::slots && rule->dims.rank > 2) spec.outer_dims = 1;
   }
   return specs;
 }

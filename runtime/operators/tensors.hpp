@@ -23,21 +23,24 @@ enum class TensorDim : std::uint8_t {
   V,
   N,
   N_plus_1,
-  NT,               ///< chunk slots of kept_chunk_size() rows of k
-  C,                ///< kept_chunk_size()
-  slots,            ///< state_slots with state_index, else N
-  index_columns,    ///< index_columns; where it is 0 the tensor does not have the dimension
-  drafts,           ///< draft_tokens_of() in the recurrent pass; elsewhere as index_columns
-  states_inside,    ///< NT, or intermediate_rows in the recurrent pass
-  checkpoints,      ///< checkpoint_rows()
-  state_rows,       ///< K, or V with state_v_first
-  state_columns,    ///< V, or K with state_v_first
-  conv_channels,    ///< conv_channels()
-  conv_width,       ///< short_conv
-  conv_columns,     ///< short_conv - 1
+  NT,             ///< chunk slots of kept_chunk_size() rows of k
+  C,              ///< kept_chunk_size()
+  slots,          ///< state_slots with state_index, else N
+  index_columns,  ///< index_columns; where it is 0 the tensor does not have the dimension
+  drafts,         ///< draft_tokens_of() in the recurrent pass; elsewhere as index_columns
+  states_inside,  ///< NT, or intermediate_rows in the recurrent pass
+  checkpoints,    ///< checkpoint_rows()
+  state_rows,     ///< K, or V with state_v_first
+  state_columns,  ///< V, or K with state_v_first
+  conv_channels,  ///< conv_channels()
+  conv_width,     ///< short_conv
+  conv_before,    ///< short_conv - 1
+  conv_rows,  ///< of a slot of conv_state: conv_channels(), or conv_columns_of() where tokens are
+              ///< first
+  conv_columns,     ///< of a slot of conv_state: the other
   summary_columns,  ///< V, or V + K with transition
 };
-inline constexpr std::size_t kDims = 22;
+inline constexpr std::size_t kDims = 24;
 
 /// A shape in symbols.
 struct Dims {
@@ -62,7 +65,7 @@ enum class TensorRole : std::uint8_t {
 /// tuner's, the command's, the tests') has its own distribution for each.
 enum class Quantity : std::uint8_t {
   directions,      ///< rows of q or k: of length 1 unless use_qk_l2norm makes them so
-  values,          ///< about normal: v, do, o_raw, initial_conv_state
+  values,          ///< about normal: v, do, o_raw, initial_conv_state, conv_state
   taps,            ///< small: conv_weight, conv_bias, which leave convolved keys shorter than 1
   rates,           ///< in (0, 1), or logits with use_beta_sigmoid: beta, erase, write
   gates,           ///< natural-log decay, or the raw gate input with use_gate_in_kernel

@@ -45,6 +45,19 @@ constexpr int shared_bytes(const S& s) {
 
 }  // namespace wyvern::layer_sum
 
+namespace wyvern::short_conv_step {
+
+/// Channels of a thread, side by side in rows: at most 4, so that many threads share the bytes of a
+/// few sequences.
+template <class S>
+constexpr int channels_of_thread(const S& s) {
+  int count = 4;
+  while (s.K % count != 0 || s.V % count != 0) count /= 2;
+  return count;
+}
+
+}  // namespace wyvern::short_conv_step
+
 namespace wyvern::short_conv_bwd {
 
 /// Channels of a lane of a block, whose lanes have channels side by side: at most 16 bytes of a row

@@ -15,10 +15,32 @@ inline constexpr StageDefinition short_conv{
      {"conv_bias", Access::in, constant::CONV_DTYPE, {constant::CONV_CHANNELS}, {constant::HAS_CONV_BIAS}},
      {"initial_conv_state", Access::in, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_INITIAL}},
      tensor::cu_seqlens.when({constant::VARLEN}),
+     tensor::state_index.when({constant::CONV_INPLACE, constant::STATE_INDEX}),
+     tensor::output_state_index.when({constant::CONV_INPLACE, constant::OUTPUT_STATE_INDEX}),
+     tensor::has_initial_state.when({constant::CONV_INPLACE, constant::HAS_INITIAL_STATE}),
      {"q_conv", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
      {"k_conv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
      {"v_conv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
-     {"final_conv_state", Access::out, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_FINAL}}}};
+     {"final_conv_state", Access::out, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_FINAL}},
+     tensor::conv_state}};
+
+inline constexpr StageDefinition short_conv_step{
+    "short_conv_step", "The same for a few tokens a sequence.",
+    {tensor::q,
+     {"k", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
+     {"v", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
+     {"conv_weight", Access::in, constant::CONV_DTYPE, {constant::CONV_CHANNELS, constant::CONV_WIDTH}},
+     {"conv_bias", Access::in, constant::CONV_DTYPE, {constant::CONV_CHANNELS}, {constant::HAS_CONV_BIAS}},
+     {"initial_conv_state", Access::in, constant::DTYPE, {extent::S, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_INITIAL}},
+     tensor::cu_seqlens.when({constant::VARLEN}),
+     tensor::state_index,
+     tensor::output_state_index,
+     tensor::has_initial_state,
+     {"q_conv", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     {"k_conv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
+     {"v_conv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
+     {"final_conv_state", Access::out, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_FINAL}},
+     tensor::conv_state}};
 
 inline constexpr StageDefinition output_norm{
     "output_norm", "O = act(norm_gate) norm_weight O_raw / sqrt(mean(O_raw^2) + norm_eps), row by row.",

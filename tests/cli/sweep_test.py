@@ -36,10 +36,11 @@ def options_of(op):
         drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update"}
     convs = {"short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none", "conv_bias",
              "conv_weight as q", "initial_conv_state", "output_conv_state"}
-    return {"forward": chunked | serving | checkpoints | norms | convs
+    conv_pools = {"inplace_conv_state", "conv_columns", "conv_tokens_first"}
+    return {"forward": chunked | serving | checkpoints | norms | convs | conv_pools
                        | {"keep_output", "return_intermediate_states", "summary", "transition"},
             "backward": chunked | norms | convs | {"summary"},
-            "recurrent": shared | serving | drafts | norms}
+            "recurrent": shared | serving | drafts | norms | convs | conv_pools}
 
 
 class Sweep(Case):
@@ -114,7 +115,8 @@ class Sweep(Case):
                           ("backward", "dinitial_state"), ("backward", "dnorm_weight"),
                           ("backward", "dnorm_gate"), ("backward", "dconv_weight"),
                           ("backward", "dconv_bias"), ("backward", "dinitial_conv_state"),
-                          ("recurrent", "state")}
+                          ("recurrent", "state"), ("recurrent", "final_conv_state"),
+                          ("recurrent", "conv_state")}
                 if op != "delta_rule":
                     wanted |= {("backward", "dg"), ("backward", "dA_log"),
                                ("backward", "ddt_bias")}

@@ -53,9 +53,9 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   p.op = operators()[(random() >> 16) % operators().size()];
   if (definition_of(p).facts().householder)
     p.num_householder = 1 + static_cast<std::int64_t>((random() >> 16) % 3);
-  const bool decodes = t.carries_out("recurrent");
-  const bool convolves = t.carries_out("short_conv") || t.carries_out("short_conv_bwd") ||
-                         (t.carries_out("layer_sum") && flag());
+  const bool decodes = t.carries_out("recurrent") || t.carries_out("short_conv_step");
+  const bool convolves = t.carries_out("short_conv") || t.carries_out("short_conv_step") ||
+                         t.carries_out("short_conv_bwd") || (t.carries_out("layer_sum") && flag());
   p.pass = decodes                                                       ? Pass::recurrent
            : t.carries_out("short_conv") || t.carries_out("output_norm") ? Pass::forward
                                                                          : Pass::backward;
@@ -99,8 +99,14 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
     p.conv_activation = flag() ? Activation::silu : Activation::none;
     p.has_conv_bias = flag();
     p.conv_dtype = flag() ? dtype : DType::fp32;
-    p.initial_conv_state = flag();
-    p.output_conv_state = flag();
+    p.inplace_conv_state = p.inplace_state;
+    p.initial_conv_state = !p.inplace_state && flag();
+    p.output_conv_state = !p.inplace_state && flag();
+    p.conv_tokens_first = p.inplace_state && flag();
+    if (p.inplace_state && flag()) p.conv_columns = *p.short_conv + 2;
+    p.checkpoint_offsets = p.fp32_checkpoints = p.parent = false;
+    p.index_columns = 0;
+    p.intermediate_rows.reset(), p.draft_tokens.reset();
   }
   p.use_gate_in_kernel = flag();
   p.has_dt_bias = p.use_gate_in_kernel && flag();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -390,16 +391,25 @@ TEST_F(Spills, OutputNormAndItsGradientsHaveNone) {
 }
 
 TEST_F(Spills, ShortConvAndItsGradientsHaveNone) {
-  for (const char* id : {"short_conv.portable", "short_conv_bwd.portable"})
+  for (const auto& [id, pass, in_place] : {std::tuple("short_conv.portable", Pass::forward, false),
+                                           {"short_conv.portable", Pass::forward, true},
+                                           {"short_conv_step.portable", Pass::recurrent, false},
+                                           {"short_conv_step.portable", Pass::recurrent, true},
+                                           {"short_conv_bwd.portable", Pass::backward, false}})
     for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
       for (const std::int64_t width : {2, 4})
         for (const std::int64_t V : {60, 128}) {
           const Template& t = *find_template(id);
           Problem p = problem(90, 1, 3, 128, V);
-          p.pass = t.name == "short_conv" ? Pass::forward : Pass::backward;
+          p.pass = pass;
           p.dtype = p.beta_dtype = dtype;
           p.short_conv = width;
-          p.has_conv_bias = p.initial_conv_state = p.output_conv_state = p.packed = true;
+          p.has_conv_bias = p.packed = true;
+          p.initial_conv_state = p.output_conv_state = !in_place;
+          p.inplace_state = p.inplace_conv_state = p.state_index = in_place;
+          p.has_initial_state = p.output_state_index = in_place;
+          p.conv_tokens_first = in_place && V == 60;
+          if (in_place && width == 2) p.conv_columns = 5;
           for (const Config& config : space(t, problem_constants(p), kHopper))
             for (const char* arch : {"sm_80", "sm_90a"}) {
               const Resources resources =

@@ -592,13 +592,33 @@ TEST_P(EmulatedNorms, AreOfEveryOperator) {
 /// Rows convolved in front of any kernel, and their gradients behind it, with sequences shorter
 /// than the window.
 TEST_P(EmulatedNorms, BehindConvolvedRows) {
-  for (const Pass pass : {Pass::forward, Pass::backward}) {
+  for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent}) {
     Problem p = base({std::string(GetParam()), pass});
     p.H = 1, p.HV = 2, p.K = p.V = 64;
     p.output_norm = Activation::silu;
     p.short_conv = 4;
     p.packed = p.has_conv_bias = p.initial_conv_state = p.output_conv_state = true;
-    const OperatorData data = make_data(p, Gate::mixed, 46, {5, 70, 1, 0, 64, 3, 0, 30});
+    const OperatorData data =
+        make_data(p, Gate::mixed, 46,
+                  pass == Pass::recurrent ? Lengths{2, 8, 1, 0, 5, 3, 0, 6}
+                                          : Lengths{5, 70, 1, 0, 64, 3, 0, 30});
+    for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+      check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+  }
+}
+
+/// The same with windows in slots of a pool that are strided.
+TEST_P(EmulatedNorms, BehindRowsConvolvedFromAPool) {
+  for (const Pass pass : {Pass::forward, Pass::recurrent}) {
+    Problem p = base({std::string(GetParam()), pass});
+    p.H = 1, p.HV = 2, p.K = p.V = 64;
+    p.short_conv = 4;
+    p.inplace_conv_state = true;
+    p.conv_tokens_first = pass == Pass::recurrent;
+    const OperatorData data =
+        pool_data(p, Gate::mixed, 48,
+                  pass == Pass::recurrent ? Lengths{2, 8, 1, 0, 5, 3, 0, 6}
+                                          : Lengths{5, 56, 2, 0, 64, 3, 0, 30});
     for (const Plan& plan : plans_with_all(device(), data.problem, 64))
       check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
   }

@@ -321,6 +321,9 @@ const std::vector<BadProblem>& bad_problems() {
     p.pass = Pass::recurrent, p.use_gate_in_kernel = p.has_dt_bias = false;
   };
   const auto inplace = [](Problem& p) { p.inplace_state = true, p.output_final_state = false; };
+  const auto conv_pool = [=](Problem& p) {
+    inplace(p), p.inplace_conv_state = true, p.short_conv = 4;
+  };
   const auto pool = [=](Problem& p) {
     decode(p), inplace(p), p.state_index = true, p.state_slots = 3, p.T = 4;
   };
@@ -397,10 +400,31 @@ const std::vector<BadProblem>& bad_problems() {
        }},
       {"short_conv is 0 .. between 2 and 4", [](Problem& p) { p.short_conv = 0; }},
       {"short_conv is 1 .. between 2 and 4", [](Problem& p) { p.short_conv = 1; }},
-      {"short_conv is 4 .. absent for the recurrent",
-       [=](Problem& p) { decode(p), p.short_conv = 4; }},
-      {"short_conv is 4 .. absent with inplace_state",
+      {"inplace_conv_state is false .. true with short_conv and inplace_state",
        [=](Problem& p) { inplace(p), p.short_conv = 4; }},
+      {"inplace_conv_state is true .. unless short_conv is set",
+       [=](Problem& p) { inplace(p), p.inplace_conv_state = true; }},
+      {"inplace_conv_state is true .. unless inplace_state is true",
+       [](Problem& p) { p.short_conv = 4, p.inplace_conv_state = true; }},
+      {"inplace_conv_state is true .. false for the backward",
+       [](Problem& p) { p.pass = Pass::backward, p.short_conv = 4, p.inplace_conv_state = true; }},
+      {"initial_conv_state is true .. false with inplace_conv_state",
+       [=](Problem& p) { conv_pool(p), p.initial_conv_state = true; }},
+      {"output_conv_state is true .. false with inplace_conv_state",
+       [=](Problem& p) { conv_pool(p), p.output_conv_state = true; }},
+      {"conv_columns is 3 .. absent unless inplace_conv_state",
+       [](Problem& p) { p.short_conv = 4, p.conv_columns = 3; }},
+      {"conv_columns is 2 .. between 3 and", [=](Problem& p) { conv_pool(p), p.conv_columns = 2; }},
+      {"conv_columns is 4294967296 .. between 3 and",
+       [=](Problem& p) { conv_pool(p), p.conv_columns = std::int64_t{1} << 32; }},
+      {"conv_tokens_first is true .. false unless inplace_conv_state",
+       [](Problem& p) { p.short_conv = 4, p.conv_tokens_first = true; }},
+      {"short_conv is 4 .. absent with index_columns",
+       [=](Problem& p) {
+         decode(p), conv_pool(p), p.state_index = true, p.state_slots = 4, p.index_columns = 8;
+       }},
+      {"short_conv is 4 .. absent with intermediate_rows",
+       [=](Problem& p) { decode(p), p.short_conv = 4, p.intermediate_rows = 3; }},
       {"short_conv is 4 .. absent with checkpoints",
        [](Problem& p) { p.checkpoint_every = 64, p.short_conv = 4; }},
       {"conv_activation is 1 .. silu (0) or none (2)",
@@ -536,12 +560,21 @@ class BadTensor : public OperatorTest, public ::testing::WithParamInterface<Tens
     return p;
   }
 
-  /// What a problem with a pool of states has not.
+  /// With windows that are given and wanted.
   static Problem convolved() {
     Problem p = base(GetParam().which);
     p.packed = true;
     p.short_conv = 4;
     p.has_conv_bias = p.initial_conv_state = p.output_conv_state = true;
+    return p;
+  }
+  /// With windows in a pool.
+  static Problem convolved_in_place() {
+    Problem p = base(GetParam().which);
+    p.packed = p.inplace_state = p.state_index = p.has_initial_state = true;
+    p.output_final_state = false;
+    p.short_conv = 3, p.conv_columns = 4, p.state_slots = 5;
+    p.inplace_conv_state = p.conv_tokens_first = true;
     return p;
   }
 
@@ -558,7 +591,8 @@ std::string spec_text(const TensorSpec& spec) {
 TEST_P(BadTensor, IsNamedAndNothingIsWritten) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
   expect_named(problem());
-  if (GetParam().which.pass != Pass::recurrent) expect_named(convolved());
+  expect_named(convolved());
+  if (GetParam().which.pass != Pass::backward) expect_named(convolved_in_place());
 }
 
 void BadTensor::expect_named(const Problem& p) {

@@ -521,12 +521,57 @@ void add_output_norms(Cases& cases, const Problem& base) {
       Gate::mixed);
 }
 
-/// q, k and v convolved: shapes, sequences shorter than the window, empty ones, all windows, and in
-/// the backward pass sequences that end in each row around a part of the tokens.
+/// Windows in slots of a pool: of every width, that have room for more rows, with channels or
+/// tokens first; null sequences, sequences from zeros, and sequences without tokens.
+void add_conv_pools(Cases& cases, Pass pass) {
+  const auto pool = [](Problem& p) {
+    p.initial_state = p.output_final_state = false;
+    p.short_conv = 4, p.inplace_state = p.inplace_conv_state = true;
+  };
+  const auto slots = [=](Problem& p) {
+    pool(p), p.packed = p.state_index = p.has_initial_state = p.output_state_index = true;
+    p.state_slots = 20, p.V = 40;
+  };
+  const bool recurrent = pass == Pass::recurrent;
+  // Sequences that begin in each row around a tile's end, one of 1, 2 and 3 tokens each.
+  const Lengths lengths =
+      recurrent ? Lengths{1, 0, 2, 3, 4, 7, 1, 1, 0} : Lengths{62, 1, 1, 0, 2, 61, 3, 64, 1, 70, 0};
+  cases.add("ConvPool", [=](Problem& p) { pool(p), p.has_conv_bias = true; });
+  cases.add("ConvPoolTokensFirst", [=](Problem& p) {
+    pool(p), p.conv_tokens_first = true, p.dtype = p.beta_dtype = DType::fp16;
+  });
+  cases.add("ConvPoolSlots", slots, Gate::mixed, lengths);
+  cases.add(
+      "ConvPoolColumns",
+      [=](Problem& p) {
+        slots(p), p.conv_columns = 6, p.short_conv = 3, p.null_slot_zero = true;
+        p.index_dtype = DType::int64, p.dtype = p.beta_dtype = DType::fp32;
+      },
+      Gate::typical, lengths);
+  cases.add(
+      "ConvPoolColumnsTokensFirst",
+      [=](Problem& p) {
+        slots(p), p.conv_columns = 2, p.short_conv = 2, p.conv_tokens_first = true;
+        p.output_state_index = false;
+      },
+      Gate::typical, lengths);
+  cases.add("ConvPoolK33V100", [=](Problem& p) {
+    pool(p), p.state_index = true, p.B = p.N = 6, p.T = 5, p.state_slots = 4, p.K = 33, p.V = 100;
+  });
+  cases.add("ConvPoolNoTokens",
+            [=](Problem& p) { slots(p), p.packed = false, p.B = p.N = 6, p.T = 0; });
+  cases.add("ConvPoolNorm", [=](Problem& p) { pool(p), p.output_norm = Activation::silu; });
+  if (recurrent && !cases.facts().householder && cases.facts().beta)
+    cases.add("ConvPoolReadOnly", [=](Problem& p) { pool(p), p.disable_state_update = true; });
+}
+
+/// q, k and v convolved: shapes, sequences shorter than the window, empty ones, all windows, those
+/// of pools, and in the backward pass sequences that end in each row around a part of the tokens.
 void add_short_convs(Cases& cases, Pass pass) {
   const auto windows = [](Problem& p) {
     states(p), p.short_conv = 4, p.initial_conv_state = p.output_conv_state = true;
   };
+  const bool forward = pass == Pass::forward, recurrent = pass == Pass::recurrent;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
     cases.add(fmt::format("Conv_{}", to_string(dtype)), [=](Problem& p) {
       windows(p), p.dtype = p.beta_dtype = p.conv_dtype = dtype, p.K = p.V = 128;
@@ -541,17 +586,28 @@ void add_short_convs(Cases& cases, Pass pass) {
               windows(p), p.packed = p.use_qk_l2norm = p.has_conv_bias = true, p.V = 40;
               p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
             },
-            Gate::mixed, {1, 0, 70, 2, 3, 4, 0});
+            Gate::mixed, {1, 0, recurrent ? 6 : 70, 2, 3, 4, 0});
   cases.add("ConvPackedFromZeros",
             [](Problem& p) { p.short_conv = 2, p.packed = p.output_conv_state = true; },
-            Gate::typical, {2, 1, 1, 65, 0});
+            Gate::typical, {2, 1, 1, recurrent ? 5 : 65, 0});
   cases.add("ConvNoTokens", [=](Problem& p) { windows(p), p.T = 0; });
   cases.add("ConvFewTokens", [=](Problem& p) { windows(p), p.T = 2, p.B = p.N = 3; });
-  const bool forward = pass == Pass::forward;
   cases.add("ConvNorm", [=](Problem& p) {
     p.short_conv = 4, p.output_norm = Activation::silu, p.keep_output = forward;
-    p.disable_recompute = true;
+    p.disable_recompute = !recurrent;
   });
+  if (pass != Pass::backward) add_conv_pools(cases, pass);
+  if (recurrent) {
+    cases.add("ConvIndexed", [=](Problem& p) {
+      windows(p), p.state_index = true, p.B = p.N = 6, p.state_slots = 9;
+      p.initial_state = p.output_final_state = true;
+    });
+    cases.add("ConvIndexedFromZeros", [=](Problem& p) {
+      windows(p), p.state_index = p.null_slot_zero = true, p.B = p.N = 6, p.state_slots = 9;
+      p.initial_state = true, p.initial_conv_state = false;
+    });
+    return;
+  }
   if (forward) {
     cases.add("ConvStates", [=](Problem& p) {
       windows(p), p.return_intermediate_states = p.state_v_first = true, p.V = 48;
@@ -805,7 +861,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_options(cases);
   if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
   add_output_norms(cases, base(which));
-  if (which.pass != Pass::recurrent) add_short_convs(cases, which.pass);
+  add_short_convs(cases, which.pass);
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
@@ -923,8 +979,12 @@ void draw_conv(Draw& draw, Problem& p) {
   if (draw.flip()) p.conv_activation = Activation::none;
   p.has_conv_bias = draw.flip();
   p.conv_dtype = draw.flip() ? DType::fp32 : p.dtype;
-  p.initial_conv_state = draw.flip();
-  p.output_conv_state = draw.flip();
+  const bool window = draw.flip(), wanted = draw.flip();
+  p.inplace_conv_state = p.inplace_state;
+  p.initial_conv_state = !p.inplace_state && window;
+  p.output_conv_state = !p.inplace_state && wanted;
+  p.conv_tokens_first = p.inplace_state && window;
+  if (p.inplace_state && wanted) p.conv_columns = *p.short_conv + draw.below(3);
 }
 
 }  // namespace
@@ -970,7 +1030,7 @@ OperatorCase random_case(std::uint64_t seed) {
   }
   // What one token leaves of a state behind such gates is smaller than fp16 can tell.
   if (one.gate == Gate::fast && p.dtype == DType::fp16) one.gate = Gate::mixed;
-  if (p.pass != Pass::recurrent && !p.summary && !p.inplace_state && !has_checkpoints(p) &&
+  if (!p.summary && !has_checkpoints(p) && p.index_columns == 0 && !p.intermediate_rows &&
       draw.flip())
     draw_conv(draw, p);
   return one;

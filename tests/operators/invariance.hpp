@@ -112,11 +112,10 @@ class BatchInvariance : public Base {
     p.B = p.N = 1, p.H = 1, p.HV = 2, p.K = 40, p.V = 24;
     if (options == Options::wide) p.H = 2, p.K = p.V = 128;
     p.initial_state = true;
-    if (p.pass == Pass::forward && options != Options::many) {
-      p.short_conv = 4;
-      p.initial_conv_state = p.output_conv_state = true;
-    }
+    p.short_conv = 4;
+    p.initial_conv_state = p.output_conv_state = options != Options::many;
     if (options != Options::many) return p;
+    p.inplace_conv_state = p.conv_tokens_first = true;
     p.dtype = p.beta_dtype = which.op == "kda" ? DType::fp32 : DType::fp16;
     p.use_qk_l2norm = p.state_v_first = true;
     p.use_beta_sigmoid = definition_of(p).facts().beta;
@@ -167,7 +166,9 @@ class BatchInvariance : public Base {
     HostTensors wanted = joined(data.problem, chosen(alone, order));
     // A sequence alone writes its own slot of the pool.
     if (data.problem.state_index)
-      for (const std::size_t i : order) copy_slot(sequences[i], alone[i], wanted.at("state"));
+      for (const std::size_t i : order)
+        for (const char* pool : {"state", "conv_state"})
+          copy_slot(sequences[i], alone[i], pool, wanted.at(pool));
     expect_same(run(data), wanted);
   }
 
@@ -197,7 +198,8 @@ class BatchInvariance : public Base {
     p.state_dtype = DType::fp32;  // in 16 bits it would be rounded between pieces
     p.state_index = p.inplace_state = p.initial_state = false;
     p.output_final_state = true;
-    p.initial_conv_state = false;
+    p.inplace_conv_state = p.conv_tokens_first = p.initial_conv_state = false;
+    p.output_conv_state = true;
     // Decoding walks token by token: it may go on anywhere.
     const bool recurrent = p.pass == Pass::recurrent;
     const std::int64_t unit = recurrent ? 1 : 64;
@@ -228,12 +230,13 @@ class BatchInvariance : public Base {
   }
 
  private:
-  static void copy_slot(const OperatorData& one, const HostTensors& outputs, HostTensor& pool) {
+  static void copy_slot(const OperatorData& one, const HostTensors& outputs, const char* name,
+                        HostTensor& pool) {
     const auto slot = static_cast<std::int64_t>(one.tensors.at("state_index").at(0));
     if (slot < 0) return;
     const std::size_t bytes = pool.bytes() / static_cast<std::size_t>(one.problem.state_slots);
     const std::size_t at = static_cast<std::size_t>(slot) * bytes;
-    std::memcpy(pool.data() + at, outputs.at("state").data() + at, bytes);
+    std::memcpy(pool.data() + at, outputs.at(name).data() + at, bytes);
   }
 };
 

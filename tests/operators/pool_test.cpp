@@ -67,6 +67,65 @@ TEST_P(PoolOperator, ASequenceGoesOnFromItsSlot) {
   EXPECT_LE(rms_error(after, last), 2 * error_bound(p, "state"));
 }
 
+/// Windows [N, C, W - 1] in slots of conv_state, the columns behind them poisoned.
+HostTensor in_slots(const Problem& p, const HostTensor& windows) {
+  const std::int64_t C = conv_channels(p), L = conv_columns_of(p), before = *p.short_conv - 1;
+  HostTensor slots(windows.dtype(), p.conv_tokens_first ? Shape{p.N, L, C} : Shape{p.N, C, L});
+  slots.poison(kNanPoison);
+  for (std::int64_t i = 0; i < windows.elements(); ++i) {
+    const std::int64_t n = i / before / C, c = i / before % C, j = i % before;
+    slots.set(p.conv_tokens_first ? (n * L + j) * C + c : (n * C + c) * L + j, windows.at(i));
+  }
+  return slots;
+}
+
+/// In slots rows and states have the bits that they have outside, and the columns of a slot that
+/// are not in use keep theirs. Decoding has them in one launch and token by token.
+TEST_P(PoolOperator, ConvolvedRowsHaveTheSameBitsInPlace) {
+  Problem p = base(which());
+  p.B = p.N = 1;
+  p.T = p.pass == Pass::recurrent ? 6 : 70;
+  p.initial_state = p.output_final_state = true;
+  p.short_conv = 4, p.has_conv_bias = true;
+  p.initial_conv_state = p.output_conv_state = true;
+  const OperatorData outside = make_data(p, Gate::typical, 25);
+  const HostTensors wanted = run_operator(device(), prepare(p), outside);
+  for (const bool tokens_first : {false, true}) {
+    OperatorData data = outside;
+    Problem& q = data.problem;
+    q.initial_state = q.output_final_state = q.initial_conv_state = q.output_conv_state = false;
+    q.inplace_state = q.inplace_conv_state = true;
+    q.conv_tokens_first = tokens_first;
+    if (tokens_first) q.conv_columns = 5;
+    data.tensors["state"] = outside.tensors.at("initial_state");
+    data.tensors["conv_state"] = in_slots(q, outside.tensors.at("initial_conv_state"));
+    data.tensors.erase("initial_state");
+    data.tensors.erase("initial_conv_state");
+    const Operator whole = prepare(q);
+    const HostTensors outputs = run_operator(device(), whole, data);
+    if (is_listing()) continue;
+    const auto expect_same = [&](const HostTensors& got) {
+      EXPECT_TRUE(same_bytes(got.at("state"), wanted.at("final_state")));
+      EXPECT_TRUE(same_bytes(got.at("conv_state"), in_slots(q, wanted.at("final_conv_state"))));
+    };
+    EXPECT_TRUE(same_bytes(outputs.at("o"), wanted.at("o")));
+    expect_same(outputs);
+    if (p.pass != Pass::recurrent) continue;
+    HostTensors last{{"state", data.tensors.at("state")},
+                     {"conv_state", data.tensors.at("conv_state")}};
+    const std::int64_t row = wanted.at("o").elements() / p.T;
+    for (std::int64_t t = 0; t < p.T; ++t) {
+      OperatorData one = tokens_of(data, t, 1);
+      for (auto& [name, tensor] : last)
+        if (name != "o") one.tensors[name] = tensor;
+      last = run_operator(device(), prepare(one.problem), one);
+      for (std::int64_t i = 0; i < row; ++i)
+        ASSERT_EQ(last.at("o").at(i), wanted.at("o").at(t * row + i)) << "token " << t;
+    }
+    expect_same(last);
+  }
+}
+
 const auto kPassName = [](const auto& each) { return name_of(std::get<OperatorPass>(each.param)); };
 
 INSTANTIATE_TEST_SUITE_P(Cpu, PoolOperator,

@@ -116,6 +116,40 @@ TEST(Oracle, ConvolvesRows) {
   EXPECT_EQ(r.at("final_conv_state"), (Doubles{1, 2, 2, 1, 4, 8}));
 }
 
+/// From a slot to another one, with room for more columns than are in use.
+TEST(Oracle, ConvolvesRowsOfAPool) {
+  Problem p = fp32_problem(2, 1, 1);
+  p.pass = Pass::recurrent, p.output_final_state = false;
+  p.short_conv = 3, p.conv_activation = Activation::none, p.has_conv_bias = true;
+  p.inplace_state = p.inplace_conv_state = p.state_index = p.output_state_index = true;
+  p.conv_tokens_first = true, p.conv_columns = 3, p.state_slots = 3;
+  OperatorData data = by_hand(p, {1, 2}, {2, 1}, {4, 8}, {1, 1}, {0, 0});
+  data.tensors["conv_weight"] = HostTensor(DType::fp32, {3, 3}, {1, 0, 1, 0, 1, 0, 0.5, 0, 1});
+  data.tensors["conv_bias"] = HostTensor(DType::fp32, {3}, {0, 0, 1});
+  data.tensors["conv_state"] = HostTensor(
+      DType::fp32, {3, 3, 3},
+      {5, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 1, 0, 3, 2, 1, -1, 9, 9, 9});
+  data.tensors["state"] = HostTensor(DType::fp32, {3, 1, 1, 1}, {7, 7, 0});
+  data.tensors["state_index"] = HostTensor(p.index_dtype, {1}, {2});
+  data.tensors["output_state_index"] = HostTensor(p.index_dtype, {1}, {0});
+  Reference r = oracle(data);
+  const Reference plain =
+      oracle(by_hand(fp32_problem(2, 1, 1), {2, 4}, {1, 2}, {6.5, 8.5}, {1, 1}, {0, 0}));
+  expect_near(r.at("o"), plain.at("o"));
+  expect_near(r.at("state"), {plain.at("final_state")[0], 7, 0});
+  EXPECT_EQ(r.at("conv_state"), (Doubles{1, 2, 4, 2, 1, 8, 5, 5, 5, 6,  6, 6, 6, 6,
+                                         6, 6, 6, 6, 1, 0, 3, 2, 1, -1, 9, 9, 9}));
+  // From zeros; and of a null sequence nothing is computed.
+  data.problem.has_initial_state = true;
+  data.tensors["has_initial_state"] = HostTensor(DType::boolean, {1}, {0});
+  expect_near(oracle(data).at("conv_state"),
+              {1, 2, 4, 2, 1, 8, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 1, 0, 3, 2, 1, -1, 9, 9, 9});
+  data.tensors["state_index"].set(0, 3);
+  r = oracle(data);
+  EXPECT_EQ(r.at("conv_state"), data.tensors.at("conv_state").values());
+  expect_near(r.at("o"), {0, 0});
+}
+
 /// Rows after silu are rounded; of several steps a token each follows its own.
 TEST(Oracle, ConvolvesStepsAndRounds) {
   Problem p = fp32_problem(2, 1, 1);

@@ -78,7 +78,7 @@ bool is_backward_pass(const Template& t) {
 Pass pass_of(const Template& t) {
   for (const Cover& cover : t.covers) {
     const std::string_view stage = cover.stage->name;
-    if (stage.ends_with("recurrent")) return Pass::recurrent;
+    if (stage.ends_with("recurrent") || stage == "short_conv_step") return Pass::recurrent;
     if (stage.find("bwd") != std::string_view::npos || stage == "head_sum" ||
         stage == "gate_param_sum" || stage == "layer_sum" ||
         stage == "chunk_local_reverse_cumsum" || is_backward_pass(t))
@@ -118,13 +118,16 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   if ((p.pass == Pass::recurrent && bit(1)) || covers_any("output_norm", "output_norm_bwd") ||
       (sums && (bit(0) || bit(1))))
     p.output_norm = bit(2) ? Activation::silu : Activation::sigmoid;
-  if (!covers_any("short_conv", "short_conv_bwd") && !sums_conv) return;
+  if (!covers_any("short_conv", "short_conv_step", "short_conv_bwd") && !sums_conv) return;
   p.short_conv = 2 + switches % 3;
   p.conv_activation = bit(0) ? Activation::silu : Activation::none;
   p.has_conv_bias = bit(1) != bit(2);
   p.conv_dtype = bit(2) ? DType::fp32 : p.dtype;
-  p.initial_conv_state = bit(1) == bit(3);
-  p.output_conv_state = bit(0) || bit(3);
+  p.inplace_conv_state = p.inplace_state;
+  p.conv_tokens_first = p.inplace_state && bit(2);
+  if (p.inplace_state && bit(1) != bit(2)) p.conv_columns = *p.short_conv + (bit(0) ? 4 : 0);
+  p.initial_conv_state = !p.inplace_state && bit(1) == bit(3);
+  p.output_conv_state = !p.inplace_state && (bit(0) || bit(3));
 }
 
 /// The operators of this build that use the template with these options.
@@ -162,9 +165,9 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.disable_recompute = bit(1) == bit(2) && !p.return_intermediate_states && !is_backward_pass(t);
   // Where checkpoints may divide a chunk, the sums of gates of all its rows are written.
   p.checkpoint_offsets = t.name == "kda_prepare" && p.packed && bit(1);
-  if (p.pass == Pass::recurrent) {
+  if (p.pass == Pass::recurrent || t.name == "short_conv") {
     p.inplace_state = bit(0) != bit(3);
-    p.state_index = bit(1) != bit(2);
+    p.state_index = bit(1) != bit(2) && (p.inplace_state || p.pass == Pass::recurrent);
     p.output_state_index = p.inplace_state && p.state_index && bit(0);
     p.has_initial_state = p.inplace_state && bit(1);
     p.null_slot_zero = p.state_index && bit(3);
@@ -538,6 +541,45 @@ TEST_P(ChunkIndex, BadLengthsStayInBounds) {
 
 // --- Instances
 // ------------------------------------------------------------------------------------
+
+class ConvolvedRows : public DeviceTest, public ::testing::WithParamInterface<TestDevice> {};
+
+/// Decoding convolves as the forward pass does, and leaves the same rows.
+TEST_P(ConvolvedRows, HaveOneSetOfBits) {
+  const std::string variant = GetParam() == TestDevice::cpu ? ".cpu" : ".portable";
+  std::uint64_t seed = 80;
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const std::int64_t W : {2, 4}) {
+      const Template& by_token = template_of("short_conv_step" + variant);
+      WYVERN_OPEN_OR_SKIP(GetParam(), by_token, dtype);
+      Problem p;
+      p.op = "gated_delta_product", p.num_householder = 2;
+      p.pass = Pass::recurrent, p.packed = true;
+      p.dtype = p.beta_dtype = dtype, p.H = 1, p.HV = 2, p.K = 36, p.V = 20;
+      p.short_conv = W, p.has_conv_bias = dtype != DType::fp16;
+      p.initial_conv_state = p.output_conv_state = true;
+      StageData data =
+          make_stage_data(p, 16, Gate::typical, ++seed, {5, 0, 1, 2, 3, 90}, &by_token);
+      const auto run = [&](const Template& t, Pass pass) {
+        data.problem.pass = pass;
+        const auto config = config_for(t, data.problem, limits(), 16, Precision::ieee);
+        return run_stage(device(), prepare_stage(device(), {t.id(), *config}, data.problem),
+                         problem_constants(data.problem), data.tensors);
+      };
+      const HostTensors tokens = run(by_token, Pass::recurrent);
+      const HostTensors tiles = run(template_of("short_conv" + variant), Pass::forward);
+      for (const char* name : {"q_conv", "k_conv", "v_conv", "final_conv_state"})
+        EXPECT_TRUE(same_bytes(tokens.at(name), tiles.at(name))) << name << " " << to_string(dtype);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(, ConvolvedRows,
+                         ::testing::Values(TestDevice::cpu, TestDevice::gpu, TestDevice::emulated),
+                         [](const auto& each) {
+                           return std::string(each.param == TestDevice::cpu   ? "cpu"
+                                              : each.param == TestDevice::gpu ? "gpu"
+                                                                              : "emulated");
+                         });
 
 const auto kName = [](const auto& each) {
   return case_name(std::get<1>(each.param)) + "_" + std::string(to_string(std::get<2>(each.param)));

@@ -313,10 +313,10 @@ std::vector<bool> written_checkpoints(const OperatorData& data) {
   return written;
 }
 
-/// Which states of `name`, the pool or intermediate_states, are written.
+/// Which states of `name`, a pool or intermediate_states, are written.
 std::vector<bool> written_by_tokens(const OperatorData& data, std::string_view name) {
   const Problem& p = data.problem;
-  const bool pool = name == "state";
+  const bool pool = name != "intermediate_states";
   const std::int64_t D = draft_tokens_of(p);
   std::vector<bool> written(static_cast<std::size_t>(!pool           ? *p.intermediate_rows * D
                                                      : p.state_index ? p.state_slots
@@ -350,6 +350,12 @@ std::vector<bool> written_states(const OperatorData& data, std::string_view name
   return name == "checkpoints" ? written_checkpoints(data) : written_by_tokens(data, name);
 }
 
+bool in_window(const Problem& p, std::int64_t element) {
+  const std::int64_t columns = conv_columns_of(p), channels = conv_channels(p);
+  const std::int64_t place = element % (columns * channels);
+  return (p.conv_tokens_first ? place / channels : place % columns) < *p.short_conv - 1;
+}
+
 void poison_unread(OperatorData& data) {
   const Problem& p = data.problem;
   const auto poison = [](HostTensor& tensor, std::int64_t unit, std::int64_t units) {
@@ -381,14 +387,20 @@ void poison_unread(OperatorData& data) {
     }
   }
   if (!p.inplace_state) return;
-  HostTensor& pool = data.tensors.at("state");
   const std::int64_t count = p.state_index ? p.state_slots : p.N;
   std::vector<bool> read(static_cast<std::size_t>(count));
   const auto sequences = slots_of(data);
   for (const auto& slots : sequences)
     if (slots && slots->reads) read[static_cast<std::size_t>(slots->from)] = true;
-  for (std::int64_t slot = 0; slot < count; ++slot)
-    if (!read[static_cast<std::size_t>(slot)]) poison(pool, slot, count);
+  for (const char* name : {"state", "conv_state"})
+    if (const auto pool = data.tensors.find(name); pool != data.tensors.end())
+      for (std::int64_t slot = 0; slot < count; ++slot)
+        if (!read[static_cast<std::size_t>(slot)]) poison(pool->second, slot, count);
+  if (p.inplace_conv_state) {
+    HostTensor& windows = data.tensors.at("conv_state");
+    for (std::int64_t i = 0; i < windows.elements(); ++i)
+      if (!in_window(p, i)) poison(windows, i, windows.elements());
+  }
   for (std::int64_t n = 0; n < p.N; ++n)
     if (!sequences[static_cast<std::size_t>(n)]) poison_tokens(start_of(n), length_of(data, n));
 }

@@ -58,6 +58,8 @@ std::vector<std::optional<Slots>> slots_of(const OperatorData& data);
 /// Which states of a tensor that is in and out, `state`, `checkpoints` or `intermediate_states`,
 /// are written.
 std::vector<bool> written_states(const OperatorData& data, std::string_view name);
+/// Whether an element of conv_state is of a column in use.
+bool in_window(const Problem& p, std::int64_t element);
 
 /// Makes all NaN that a problem must not read: with states in place slots that no sequence starts
 /// from, and the tokens of null sequences; null tokens of trees of drafts; states of `checkpoints`

@@ -37,6 +37,8 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.norm_eps = norm_eps_of(p);
   c.conv_silu = p.conv_activation != Activation::none;
   c.conv_width = p.short_conv.value_or(0);
+  c.conv_columns = conv_columns_of(p);
+  c.conv_tokens_first = p.conv_tokens_first;
   c.steps = p.num_householder;
   c.backwards = p.pass == Pass::backward;
   c.summary = p.summary;
@@ -125,7 +127,7 @@ class Chain {
 
   /// Other stages here take q, k and v as they are given.
   void short_conv() {
-    run("short_conv");
+    run(p_.pass == Pass::recurrent ? "short_conv_step" : "short_conv");
     const std::int64_t rows = p_.T * p_.num_householder;
     store("q_conv", p_.dtype, heads(p_.H, p_.K));
     store("k_conv", p_.dtype, {p_.B, rows, p_.H, p_.K});
@@ -497,9 +499,10 @@ bool has_its_rates(const Problem& p, std::string_view stage) {
 bool uses_stage(const Problem& p, std::string_view stage) {
   const GateKind kind = gate_kind(p);
   const bool in_kernel = p.use_gate_in_kernel && kind != GateKind::none;
-  if (stage.ends_with("recurrent") != (p.pass == Pass::recurrent)) return false;
+  const bool by_token = stage.ends_with("recurrent") || stage == "short_conv_step";
+  if (by_token != (p.pass == Pass::recurrent)) return false;
   if (!has_its_rates(p, stage)) return false;
-  if (stage.ends_with("recurrent")) return true;
+  if (by_token) return stage != "short_conv_step" || p.short_conv.has_value();
   const bool moves_steps = stage == "expand_steps" || stage == "compress_steps";
   if (stage == "short_conv") return p.short_conv.has_value();
   const bool backward = p.pass == Pass::backward;
@@ -842,7 +845,8 @@ double stage_bound(const Template& t, const StageData& data, const Config& confi
                    std::string_view output) {
   const HostTensor& tensor = data.tensors.find(output)->second;
   if (!is_floating(tensor.dtype())) return 0;
-  for (const std::string_view moved : {"h_v_first", "x", "x_steps", "final_conv_state"})
+  for (const std::string_view moved :
+       {"h_v_first", "x", "x_steps", "final_conv_state", "conv_state"})
     if (output == moved) return 0;
   // A running sum of up to 128 terms of one sign: each addition rounds to half a unit (6e-8) and
   // the roundings add up as a random walk, below 128^0.5 * 6e-8 = 7e-7.

@@ -73,6 +73,8 @@ struct StageContext {
   double norm_eps = 0;                ///< of the norm of o
   bool conv_silu = false;             ///< convolved rows go through silu
   std::int64_t conv_width = 0;        ///< weights of a channel
+  std::int64_t conv_columns = 0;      ///< columns of a slot of conv_state
+  bool conv_tokens_first = false;     ///< slots of conv_state are [columns, channels]
   bool beta_sigmoid = false, neg_eigval = false, state_v_first = false;
   std::int64_t steps = 1;   ///< of a token
   bool backwards = false;   ///< fold: gradients, from the last range to the first

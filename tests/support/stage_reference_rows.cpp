@@ -23,6 +23,24 @@ void chunk_index(const StageContext& c, TensorMap& t) {
   t["chunk_index"] = table;
 }
 
+/// The windows of a sequence: their slots, and whether there is anything in front of its rows.
+struct Windows {
+  std::int64_t from, to;
+  bool given, null;
+};
+Windows windows_of(const StageContext& c, const TensorMap& t, std::size_t n) {
+  const Vector &index = optional(t, "state_index"), &outputs = optional(t, "output_state_index");
+  const Vector& has_initial_state = optional(t, "has_initial_state");
+  Windows windows{static_cast<std::int64_t>(n), 0, true, false};
+  if (!index.empty()) windows.from = static_cast<std::int64_t>(index[n]);
+  windows.to = outputs.empty() ? windows.from : static_cast<std::int64_t>(outputs[n]);
+  if (!index.empty())
+    for (const std::int64_t slot : {windows.from, windows.to})
+      windows.null = windows.null || slot < c.first_slot || slot >= c.state_slots;
+  windows.given = !windows.null && (has_initial_state.empty() || has_initial_state[n] != 0);
+  return windows;
+}
+
 /// q, k and v side by side as [tokens, channels], whose rows before a sequence's first are its
 /// window's columns.
 void short_conv(const StageContext& c, TensorMap& t) {
@@ -32,6 +50,15 @@ void short_conv(const StageContext& c, TensorMap& t) {
   const Vector& initial = optional(t, "initial_conv_state");
   const std::size_t W = weight.size() / channels, before = W - 1;
   Vector last(size(c.layout.sequences()) * channels * before);
+  const bool in_place = t.contains("conv_state");
+  const Vector pool = optional(t, "conv_state");
+  Vector after = pool;
+  const auto place = [&](std::int64_t slot, std::size_t channel, std::size_t column) {
+    if (!in_place) return (size(slot) * channels + channel) * before + column;
+    const std::size_t columns = size(c.conv_columns);
+    return c.conv_tokens_first ? (size(slot) * columns + column) * channels + channel
+                               : (size(slot) * channels + channel) * columns + column;
+  };
   std::size_t channel = 0;
   for (const auto& [name, width] : {std::pair("q", keys), std::pair("k", size(c.steps) * keys),
                                     std::pair("v", size(c.steps) * values)}) {
@@ -40,20 +67,26 @@ void short_conv(const StageContext& c, TensorMap& t) {
     for (std::size_t i = 0; i < width; ++i, ++channel)
       for (std::size_t n = 0; n < size(c.layout.sequences()); ++n) {
         const std::size_t begin = size(c.layout.offsets[n]), end = size(c.layout.offsets[n + 1]);
-        const std::size_t window = (n * channels + channel) * before;
+        const Windows windows = windows_of(c, t, n);
         Vector x(before);
-        if (!initial.empty()) std::copy_n(&initial[window], before, x.begin());
+        for (std::size_t j = 0; windows.given && (in_place || !initial.empty()) && j < before; ++j)
+          x[j] = (in_place ? pool : initial)[place(windows.from, channel, j)];
         for (std::size_t token = begin; token < end; ++token) x.push_back(given[token * width + i]);
         for (std::size_t token = begin; token < end; ++token) {
           double sum = bias.empty() ? 0 : bias[channel];
           sum += dot(&weight[channel * W], &x[token - begin], static_cast<std::int64_t>(W));
           rows[token * width + i] = c.conv_silu ? sum / (1 + std::exp(-sum)) : sum;
         }
-        std::copy_n(x.end() - static_cast<std::ptrdiff_t>(before), before, &last[window]);
+        for (std::size_t j = 0; !windows.null && j < before; ++j) {
+          const double row = x[x.size() - before + j];
+          last[(n * channels + channel) * before + j] = row;
+          if (in_place) after[place(windows.to, channel, j)] = row;
+        }
       }
     t[std::string(name) + "_conv"] = rows;
   }
   t["final_conv_state"] = last;
+  if (in_place) t["conv_state"] = after;
 }
 
 /// The gradient of sum(y dy) + sum(final dfinal) by all that y and final are made of.
@@ -265,6 +298,7 @@ Vector chunk_local_cumsum(const ChunkLayout& layout, const Vector& g, double flo
 const StageReferences& row_references() {
   static const StageReferences references{{"chunk_index", chunk_index},
                                           {"short_conv", short_conv},
+                                          {"short_conv_step", short_conv},
                                           {"short_conv_bwd", short_conv_bwd},
                                           {"layer_sum", layer_sum},
                                           {"l2norm", l2norm},

@@ -225,13 +225,16 @@ void infer_checkpoints(Tensors& tensors, Problem& p) {
   if (p.checkpoint_every != 0) p.checkpoint_rows = given->shape[0];
 }
 
-/// Final rows are always wanted, as final states are; backward, where their gradient is given.
+/// Final rows are always wanted, as final states are; backward, where their gradient is given. With
+/// states in place rows are too.
 void infer_conv(const Tensors& tensors, Problem& p) {
-  if (!p.short_conv || p.pass == Pass::recurrent) return;
+  if (!p.short_conv) return;
   if (const HostTensor* weight = find(tensors, "conv_weight")) p.conv_dtype = weight->dtype;
   p.has_conv_bias = tensors.contains("conv_bias");
+  p.inplace_conv_state = p.inplace_state;
+  if (p.inplace_state) return;
   p.initial_conv_state = tensors.contains("initial_conv_state");
-  p.output_conv_state = p.pass == Pass::forward || tensors.contains("dfinal_conv_state");
+  p.output_conv_state = p.pass != Pass::backward || tensors.contains("dfinal_conv_state");
 }
 
 void infer_gate(const Tensors& tensors, Problem& p) {

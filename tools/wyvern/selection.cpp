@@ -96,11 +96,14 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
 }
 
 /// With a state updated in place there is neither an initial nor a final state beside it; a summary
-/// has no final state, and backward no initial one. Rows that are convolved have a window where a
-/// state is given, and leave one where it is wanted.
+/// has no final state, and backward no initial one. Rows that are convolved have their windows
+/// where the states are: in a pool, or one where a state is given and another where one is wanted.
 void apply_states(const SelectionFlags& flags, Problem& problem) {
-  problem.initial_conv_state = problem.short_conv && problem.initial_state;
-  problem.output_conv_state = problem.short_conv && problem.output_final_state;
+  problem.inplace_conv_state = problem.short_conv && problem.inplace_state;
+  problem.initial_conv_state =
+      problem.short_conv && !problem.inplace_state && problem.initial_state;
+  problem.output_conv_state =
+      problem.short_conv && !problem.inplace_state && problem.output_final_state;
   if (problem.inplace_state) problem.initial_state = problem.output_final_state = false;
   if (problem.summary)
     (problem.pass == Pass::forward ? problem.output_final_state : problem.initial_state) = false;

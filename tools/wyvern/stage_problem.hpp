@@ -39,7 +39,7 @@ inline std::vector<Problem> stage_problems() {
         if (everything && definition_of(p).facts().householder) p.num_householder = 2;
         p.use_gate_in_kernel = p.has_dt_bias = everything && gate_kind(p) != GateKind::none;
         p.return_intermediate_states = p.state_v_first = everything && pass == Pass::forward;
-        if (everything && pass != Pass::recurrent) p.short_conv = 4;
+        if (everything) p.short_conv = 4;
         problems.push_back(p);
       }
   for (const Pass pass : {Pass::forward, Pass::backward})

@@ -228,13 +228,19 @@ void add_conv_cases(const Problem& base, std::vector<Case>& cases) {
   for (const std::int64_t width : {2, 3, 4}) {
     Case c{{base, {}}};
     Problem& p = c.selection.problem;
-    size(p, 2, 70, 1, 2, 64, width == 3 ? 60 : 64);
-    if (width == 4) pack(c, {70, 0, 2, 130});
+    const bool recurrent = base.pass == Pass::recurrent;
+    size(p, 2, recurrent ? 5 : 70, 1, 2, 64, width == 3 ? 60 : 64);
+    if (width == 4) pack(c, {recurrent ? 5 : 70, 0, 2, recurrent ? 3 : 130});
     states(p);
     p.short_conv = width;
     if (width == 3) p.conv_activation = Activation::none;
     if (width == 3) p.conv_dtype = p.dtype;
     p.has_conv_bias = p.initial_conv_state = p.output_conv_state = width != 2;
+    cases.push_back(c);
+    if (base.pass == Pass::backward || width == 2) continue;
+    p.initial_state = p.output_final_state = p.initial_conv_state = p.output_conv_state = false;
+    p.inplace_state = p.inplace_conv_state = p.conv_tokens_first = true;
+    if (width == 3) p.conv_columns = 4;
     cases.push_back(std::move(c));
   }
 }
@@ -486,7 +492,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   add_checkpoint_cases(base, cases);
   add_draft_cases(base, cases);
   add_norm_cases(base, cases);
-  if (pass != Pass::recurrent) add_conv_cases(base, cases);
+  add_conv_cases(base, cases);
   if (base.pass != Pass::recurrent) add_summary_cases(base, cases);
   add_invariant_case(base, cases);
   vary_operator(cases);
@@ -568,6 +574,9 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.short_conv && p.conv_dtype == p.dtype, "conv_weight as q");
   add(p.initial_conv_state, "initial_conv_state");
   add(p.output_conv_state, "output_conv_state");
+  add(p.inplace_conv_state, "inplace_conv_state");
+  add(p.conv_columns.has_value(), "conv_columns");
+  add(p.conv_tokens_first, "conv_tokens_first");
   add(p.summary, "summary");
   add(p.transition, "transition");
   return options;
@@ -600,6 +609,7 @@ std::string describe(const Case& c) {
   if (p.has_conv_bias) text += " conv_bias";
   if (p.short_conv) text += fmt::format(" conv_weight={}", to_string(p.conv_dtype));
   if (p.initial_conv_state) text += " initial_conv_state";
+  if (p.inplace_conv_state) text += " conv_state";
   if (p.output_conv_state)
     text += p.pass == Pass::backward ? " dfinal_conv_state" : " final_conv_state";
   if (!p.has_g) text += " no g";

@@ -129,7 +129,7 @@ struct Problem {
   std::optional<float> norm_eps;  ///< finite, above 0; default 1e-6
   bool keep_output = false;       ///< forward, with output_norm: o before the norm is written too
 
-  // The same, in the forward and the backward pass.
+  // The same: the short convolution. The recurrent pass has it without drafts.
   /// Convolves q, k and v, as they are given, with the rows before them, before all else: each
   /// channel by itself, by 2 to 4 weights of conv_weight. Backward: q, k and v are again those
   /// before the convolution, and gradients are of them.
@@ -140,6 +140,13 @@ struct Problem {
   bool initial_conv_state = false;  ///< the rows before each sequence's first are given; else 0
   /// Each sequence's last rows are an output; backward: their gradient is given.
   bool output_conv_state = false;
+  /// Forward and recurrent, with inplace_state: these rows are read from and written to the pool
+  /// `conv_state`, in the slots of `state`.
+  bool inplace_conv_state = false;
+  /// Columns of a slot of conv_state, at least short_conv - 1, of which the first short_conv - 1
+  /// are in use; unset: short_conv - 1.
+  std::optional<std::int64_t> conv_columns;
+  bool conv_tokens_first = false;  ///< slots of conv_state are [columns, channels]
 
   // The forward pass only: states inside sequences (SPECIFICATION.md, section 9).
   /// Writes the state after every checkpoint_every tokens of each sequence, a multiple of 64; 0:
@@ -199,6 +206,8 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 
 /// The channels of short_conv: those of q, then of each step of k, then of each step of v.
 [[nodiscard]] std::int64_t conv_channels(const Problem& problem) noexcept;
+/// Columns of a slot of conv_state: conv_columns, or short_conv - 1; 0 without short_conv.
+[[nodiscard]] std::int64_t conv_columns_of(const Problem& problem) noexcept;
 
 /// Throws Error(kBadInput) that names the first wrong field, its value and what is legal.
 void validate(const Problem& problem);

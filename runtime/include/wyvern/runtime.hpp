@@ -109,7 +109,8 @@ using ShownName = const char* (*)(const char* name);
 /// absent tensor; tensor_specs() says which must be present. All pointers are on the operator's
 /// device and stay valid until the work is done. A tensor that a launch writes (an output, `state`,
 /// an intermediate of disable_recompute, o_raw) must not share memory with another tensor or the
-/// workspace; inputs may share memory. Only `state`, with inplace_state, is updated in place.
+/// workspace; inputs may share memory. Only `state`, with inplace_state, and `conv_state` are
+/// updated in place.
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
@@ -134,7 +135,7 @@ struct Arguments {
   /// both of conv_dtype.
   TensorView conv_weight, conv_bias;
   /// [N,C,W-1], of the dtype of q, with initial_conv_state: the rows before each sequence's first,
-  /// the newest last.
+  /// the newest last; with state_index [state_slots,C,W-1].
   TensorView initial_conv_state;
   TensorView do_;  ///< backward: "do", the gradient of o
   TensorView dht;  ///< backward: the gradient of the final state, fp32
@@ -197,8 +198,13 @@ struct Arguments {
   /// [intermediate_rows,draft_tokens,HV,...] states of state_dtype; entries without a token keep
   /// their bytes.
   TensorView intermediate_states;
-  /// Out, as initial_conv_state: the last W - 1 rows of it and the sequence, as they were given.
+  /// Out, [N,C,W-1], of the dtype of q: the last W - 1 rows of initial_conv_state and the sequence,
+  /// as they were given; 0 of a null sequence.
   TensorView final_conv_state;
+  /// In and out, with inplace_conv_state: [state_slots,C,L], or with conv_tokens_first
+  /// [state_slots,L,C] ([N,...] without state_index), of the dtype of q, L = conv_columns. A
+  /// sequence has the slots that it has of `state`. Slots may be strided (<wyvern/tensor.hpp>).
+  TensorView conv_state;
   /// Out, each as its input; of dq, dk and dv behind short_conv rows of tokens may be strided.
   TensorView dq, dk, dv, dbeta;
   TensorView derase, dwrite, dg;  ///< out, each as its input

@@ -58,5 +58,7 @@ def test_one_build_is_for_this_torch() -> None:
     assert str(forward).endswith("-> Tensor[]")
     assert [argument.name for argument in forward.arguments] == ["problem", *_call.INPUTS]
     schema = torch.ops.wyvern.update.default._schema
-    written = ["state", "checkpoints", "intermediate_states", "o", "final_state", "final_conv_state"]
+    written = [
+        "state", "checkpoints", "intermediate_states", "o", "final_state", "final_conv_state", "conv_state",
+    ]  # fmt: skip
     assert schema.is_mutable and [x.name for x in schema.arguments if x.is_write] == written

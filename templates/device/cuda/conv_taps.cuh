@@ -1,6 +1,8 @@
-// The weights of a thread's channels of a short convolution, and its function of convolved rows.
+// The weights of a thread's channels of a short convolution, its function of convolved rows, and
+// its windows.
 #pragma once
 
+#include "device/conv_windows.hpp"
 #include "device/cuda/tile.cuh"
 
 namespace wyvern::cuda {
@@ -45,5 +47,90 @@ struct ConvTaps {
 WYVERN_DEVICE float conv_gate(float c) {
   return reciprocal_fast(1.0f + exp2_fast(c * -1.44269504f));
 }
+
+/// Row `now` of kVector channels, from rows[now] and those before it in a ring.
+template <class S, class T, int kVector, int kSlots>
+WYVERN_DEVICE Vector<T, kVector> convolved_row(const ConvTaps<S, kVector>& taps,
+                                               const float (&rows)[kSlots][kVector], int now) {
+  Vector<T, kVector> y;
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    const float c = taps.convolved(rows, now, j);
+    y.at[j] = from_float<T>(S::CONV_SILU ? c * conv_gate(c) : c);
+  }
+  return y;
+}
+
+/// The columns in use of a window, of kVector channels, oldest first, as they are in memory.
+template <class S, class T, int kVector>
+struct ConvWindow {
+  static constexpr int kBefore = S::CONV_WIDTH - 1;
+  // How columns lie: those of a channel side by side, all of them in use or not, or the channels
+  // of a column.
+  static constexpr bool kTokensFirst = S::CONV_INPLACE && S::CONV_TOKENS_FIRST;
+  static constexpr bool kDense =
+      !kTokensFirst && (!S::CONV_INPLACE || S::CONV_LENGTH == S::CONV_WIDTH - 1);
+  Vector<T, kVector> columns[kBefore];
+
+  /// Zeros where `window` is null.
+  WYVERN_DEVICE void load_from(const T* window, int64 channel, int64 channels) {
+#pragma unroll
+    for (auto& column : columns) column = {};
+    if (window == nullptr) return;
+    if constexpr (kDense) {
+#pragma unroll
+      for (int part = 0; part < kBefore; ++part) {
+        const auto some = load<kVector>(window + channel * kBefore + part * kVector);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) place(part * kVector + i) = some.at[i];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kBefore; ++j) {
+        const T* const from = window + window_place<S>(channel, j, channels);
+        if constexpr (kTokensFirst) {
+          columns[j] = load<kVector>(from);
+        } else {
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) columns[j].at[c] = from[c * S::CONV_LENGTH];
+        }
+      }
+    }
+  }
+
+  WYVERN_DEVICE void store_to(T* window, int64 channel, int64 channels) {
+    if constexpr (kDense) {
+#pragma unroll
+      for (int part = 0; part < kBefore; ++part) {
+        Vector<T, kVector> some;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) some.at[i] = place(part * kVector + i);
+        store_vector(window + channel * kBefore + part * kVector, some);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kBefore; ++j) {
+        T* const to = window + window_place<S>(channel, j, channels);
+        if constexpr (kTokensFirst) {
+          store_vector(to, columns[j]);
+        } else {
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) to[c * S::CONV_LENGTH] = columns[j].at[c];
+        }
+      }
+    }
+  }
+
+  /// A row behind all others; the oldest one is left out.
+  WYVERN_DEVICE void push(const Vector<T, kVector>& row) {
+#pragma unroll
+    for (int j = 0; j + 1 < kBefore; ++j) columns[j] = columns[j + 1];
+    columns[kBefore - 1] = row;
+  }
+
+ private:
+  /// Element i of a dense window of these channels.
+  WYVERN_DEVICE T& place(int i) { return columns[i % kBefore].at[i / kBefore]; }
+};
 
 }  // namespace wyvern::cuda

@@ -16,9 +16,10 @@ Template stage() {
   Template t;
   t.name = "short_conv";
   t.covers = {stages::short_conv};
-  t.constants = {constant::DTYPE,      constant::K,         constant::V,
-                 constant::CONV_WIDTH, constant::CONV_SILU, constant::STEPS};
-  t.strided = {"q", "k", "v"};
+  t.constants = {
+      constant::DTYPE,     constant::K,     constant::V,           constant::CONV_WIDTH,
+      constant::CONV_SILU, constant::STEPS, constant::CONV_LENGTH, constant::CONV_TOKENS_FIRST};
+  t.strided = {"q", "k", "v", "conv_state"};
   t.illegal = [](const Spec& s, const Limits&) {
     return std::string(s.CONV_WIDTH == 0 ? "the problem has no short_conv" : "");
   };
@@ -70,7 +71,7 @@ Template portable(Template t) {
   t.cost = cost_of;
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t threads = s.num_warps * 32;
-    const std::int64_t windows = s.CONV_FINAL ? e.N * s.CONV_CHANNELS : 0;
+    const std::int64_t windows = s.CONV_FINAL || s.CONV_INPLACE ? e.N * s.CONV_CHANNELS : 0;
     return cuda::launch(
         cuda::ceil_div(threads_of(s, e), threads) + cuda::ceil_div(windows, threads), s, 0);
   };
@@ -85,7 +86,7 @@ Template cpu(Template t) {
   t.tunables = {{tunable::ROWS, {64, 256}}};
   t.fallback = [](Spec& s, const Limits&) { s.ROWS = 64; };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {tiles(s, e) + (s.CONV_FINAL ? e.N : 0), 1, 1}};
+    return Geometry{.grid = {tiles(s, e) + (s.CONV_FINAL || s.CONV_INPLACE ? e.N : 0), 1, 1}};
   };
   return t;
 }

@@ -1,8 +1,9 @@
 // Rows of q, k and v convolved with the rows before them. A thread has a few channels of ROWS
 // tokens: it keeps the last CONV_WIDTH rows in registers, so that each is read once but for those
 // before its first token, and loads kAhead rows ahead of the one that it computes, so that enough
-// bytes are under way. The blocks behind those write each sequence's last rows.
-#include "device/conv_rows.hpp"
+// bytes are under way. The blocks behind those write each sequence's last rows. In a pool the
+// thread with a sequence's first rows does, after it has read the rows before them; those blocks
+// are left with sequences that have no rows.
 #include "device/cuda/conv_taps.cuh"
 
 constexpr int kThreads = num_warps * 32;
@@ -16,16 +17,18 @@ static_assert(CONV_WIDTH <= kAhead);
 using Part = Vector<DTYPE, kVector>;
 
 using Taps = ConvTaps<Spec, kVector>;
+using Window = ConvWindow<Spec, DTYPE, kVector>;
 
-/// Row `now` from rows[now] and those before it, in a ring.
-WYVERN_DEVICE Part convolved(const Taps& taps, const float (&rows)[kAhead][kVector], int now) {
-  Part y;
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    const float c = taps.convolved(rows, now, j);
-    y.at[j] = from_float<DTYPE>(CONV_SILU ? c * conv_gate(c) : c);
-  }
-  return y;
+/// Writes the last rows of a sequence that has rows, `begin` to `end` of the batch.
+WYVERN_DEVICE void write_window(const ConvWindows<DTYPE>& windows, const DTYPE* rows,
+                                int64 row_stride, int64 channel, int64 channels, int64 begin,
+                                int64 end) {
+  Window window;
+  window.load_from(windows.first, channel, channels);
+#pragma unroll 1
+  for (int64 token = end - begin < kBefore ? begin : end - kBefore; token < end; ++token)
+    window.push(load<kVector>(rows + token * row_stride));
+  window.store_to(windows.last, channel, channels);
 }
 
 WYVERN_KERNEL(kThreads, kBlocks) {
@@ -37,22 +40,19 @@ WYVERN_KERNEL(kThreads, kBlocks) {
   const int64 tokens = e.B * e.T, tiles = (tokens + ROWS - 1) / ROWS;
   const int64 vectors = channels / kVector;
   const int64 row_blocks = (tiles * vectors + kThreads - 1) / kThreads;
-  if (CONV_FINAL && block_index() >= row_blocks) {
+  const ConvStates<DTYPE, INDEX_DTYPE> states{
+      initial_conv_state, final_conv_state,   conv_state,       conv_state_stride,
+      state_index,        output_state_index, has_initial_state};
+  if ((CONV_FINAL || CONV_INPLACE) && block_index() >= row_blocks) {
     const int64 i = (block_index() - row_blocks) * kThreads + thread_index();
     const int64 n = i / channels, channel = i - n * channels;
     if (n >= e.N) return;
-    const auto rows = rows_of_channel<Spec>(channel, tensors, e);
     const int64 begin = sequences.begin(n), end = sequences.begin(n + 1);
-#pragma unroll
-    for (int j = 0; j < kBefore; ++j) {
-      const int64 token = end - kBefore + j;
-      DTYPE x = {};
-      if (token >= begin)
-        x = rows.given[token * rows.stride];
-      else if constexpr (CONV_INITIAL)
-        x = initial_conv_state[i * kBefore + window_column<Spec>(token, begin)];
-      final_conv_state[i * kBefore + j] = x;
-    }
+    if (CONV_INPLACE && begin < end) return;
+    const auto windows = find_windows<Spec>(n, channels, e, states);
+    if (windows.last == nullptr) return;
+    const auto rows = rows_of_channel<Spec>(channel, tensors, e);
+    write_last_window<Spec>(windows, rows.given, rows.stride, channel, channels, begin, end);
     return;
   }
   const int64 i = int64{block_index()} * kThreads + thread_index();
@@ -61,9 +61,8 @@ WYVERN_KERNEL(kThreads, kBlocks) {
   auto rows = rows_of_channel<Spec>(channel, tensors, e);
   Taps taps = {};
   taps.load_from(conv_weight, conv_bias, channel);
-  const int64 behind = (tile + 1) * ROWS;
-  const int last = static_cast<int>(behind < tokens ? behind : tokens);
-  int token = static_cast<int>(tile * ROWS);
+  const int last = static_cast<int>(first_free_row<Spec>((tile + 1) * ROWS, tokens, sequences));
+  int token = static_cast<int>(first_free_row<Spec>(tile * ROWS, tokens, sequences));
   rows.given += token * rows.stride;
   rows.convolved += token * rows.convolved_stride;
 #pragma unroll 1
@@ -71,6 +70,7 @@ WYVERN_KERNEL(kThreads, kBlocks) {
     const int64 n = sequences.of(token);
     const int begin = static_cast<int>(sequences.begin(n));
     const int end = static_cast<int>(sequences.begin(n + 1));
+    const auto windows = find_windows<Spec>(n, channels, e, states);
     // Slot i of the ring has the rows i, i + kAhead, ... from `token` on.
     float ring[kAhead][kVector];
 #pragma unroll
@@ -83,12 +83,15 @@ WYVERN_KERNEL(kThreads, kBlocks) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
           to[c] = 0.0f;
-          if constexpr (CONV_INITIAL)
-            to[c] = to_float(initial_conv_state[(n * channels + channel + c) * kBefore +
-                                                window_column<Spec>(row, begin)]);
+          if (windows.first != nullptr)
+            to[c] = to_float(windows.first[window_place<Spec>(
+                channel + c, window_column<Spec>(row, begin), channels)]);
         }
       }
     }
+    if (CONV_INPLACE && token == begin && windows.last != nullptr)
+      write_window(windows, rows.given - token * rows.stride, rows.stride, channel, channels, begin,
+                   end);
     int left = (end < last ? end : last) - token;
     token += left;
     Part ahead[kAhead] = {};
@@ -103,7 +106,7 @@ WYVERN_KERNEL(kThreads, kBlocks) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c) ring[r][c] = to_float(ahead[r].at[c]);
         if (r + kAhead < left) ahead[r] = load<kVector>(rows.given);
-        if (r < left) store_vector(rows.convolved, convolved(taps, ring, r));
+        if (r < left) store_vector(rows.convolved, convolved_row<Spec, DTYPE>(taps, ring, r));
       }
     // Back to the next sequence's first row.
     rows.given += (left - kAhead) * rows.stride;

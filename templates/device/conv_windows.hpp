@@ -1,0 +1,87 @@
+// Where the windows of a short convolution are: the rows before a sequence's first, and those from
+// which it goes on. For kernels of every device; S is the kernel's Spec.
+#pragma once
+
+#include "device/conv_rows.hpp"
+#include "device/state_slots.hpp"
+
+namespace wyvern {
+
+/// The tensors that have windows, and what says which slots sequences have.
+template <class T, class Index>
+struct ConvStates {
+  const T* initial_conv_state;
+  T *final_conv_state, *conv_state;
+  int64 stride;  ///< elements from a slot of conv_state to the next
+  const Index *state_index, *output_state_index;
+  const boolean* has_initial_state;
+};
+
+/// The windows of a sequence.
+template <class T>
+struct ConvWindows {
+  const T* first = nullptr;  ///< in front of its first row; null: zeros
+  T* last = nullptr;         ///< from which it goes on; null: not written
+  bool null = false;         ///< a null sequence: of its rows none is in `last`
+};
+
+template <class S, class T, class Index>
+ConvWindows<T> find_windows(int64 n, int64 channels, const Extents& e,
+                            const ConvStates<T, Index>& of) {
+  ConvWindows<T> windows;
+  windows.null = is_null_sequence<S>(n, e, of.state_index, of.output_state_index);
+  const int64 window = channels * (S::CONV_WIDTH - 1);
+  if constexpr (S::CONV_FINAL) windows.last = of.final_conv_state + n * window;
+  if (windows.null) return windows;
+  int64 from = n;
+  if constexpr (S::STATE_INDEX) from = of.state_index[n];
+  if constexpr (S::CONV_INPLACE) {
+    int64 to = from;
+    if constexpr (S::OUTPUT_STATE_INDEX) to = of.output_state_index[n];
+    windows.last = of.conv_state + to * of.stride;
+  }
+  if constexpr (S::CONV_INPLACE || S::CONV_INITIAL)
+    if (starts_from_slot<S>(n, of.has_initial_state))
+      windows.first = S::CONV_INPLACE ? of.conv_state + from * of.stride
+                                      : of.initial_conv_state + from * window;
+  return windows;
+}
+
+/// Where a column of a channel is in a window.
+template <class S>
+int64 window_place(int64 channel, int64 column, int64 channels) {
+  if constexpr (S::CONV_INPLACE && S::CONV_TOKENS_FIRST) return column * channels + channel;
+  return channel * (S::CONV_INPLACE ? S::CONV_LENGTH : S::CONV_WIDTH - 1) + column;
+}
+
+/// Writes the last rows of the windows' sequence, rows `begin` to `end` of the batch, of one
+/// channel, whose rows are `row_stride` elements apart. It reads no column behind one that it has
+/// written, so that both windows may be one.
+template <class S, class T>
+void write_last_window(const ConvWindows<T>& windows, const T* rows, int64 row_stride,
+                       int64 channel, int64 channels, int64 begin, int64 end) {
+  constexpr int64 kBefore = S::CONV_WIDTH - 1;
+  for (int64 j = 0; j < kBefore; ++j) {
+    const int64 token = end - kBefore + j;
+    T x = {};
+    if (token >= begin && !windows.null)
+      x = rows[token * row_stride];
+    else if (windows.first != nullptr)
+      x = windows.first[window_place<S>(channel, window_column<S>(token, begin), channels)];
+    windows.last[window_place<S>(channel, j, channels)] = x;
+  }
+}
+
+/// The first of the batch's `tokens` rows from `token` on that goes with no row before `token`: the
+/// first rows of a sequence go together where their window is written in place, so that who reads
+/// it also writes it. `tokens` where there is none.
+template <class S, class Seqlens>
+int64 first_free_row(int64 token, int64 tokens, const Sequences<S, Seqlens>& sequences) {
+  if (token >= tokens) return tokens;
+  if constexpr (!S::CONV_INPLACE) return token;
+  const int64 n = sequences.of(token), begin = sequences.begin(n), end = sequences.begin(n + 1);
+  if (token == begin || token - begin >= S::CONV_WIDTH - 1) return token;
+  return begin + S::CONV_WIDTH - 1 < end ? begin + S::CONV_WIDTH - 1 : end;
+}
+
+}  // namespace wyvern

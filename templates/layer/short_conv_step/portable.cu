@@ -1,0 +1,55 @@
+// Rows of q, k and v convolved with the rows before them, and each sequence's last rows. A thread
+// has a few channels of a sequence: it reads their window, goes through the sequence and writes the
+// window from which it goes on, so that both may be one.
+#include "device/cuda/conv_taps.cuh"
+#include "layer/layout.hpp"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kVector = short_conv_step::channels_of_thread(Spec{});
+constexpr int kBefore = CONV_WIDTH - 1;
+using Part = Vector<DTYPE, kVector>;
+
+WYVERN_KERNEL(kThreads, 0) {
+  const ConvTensors<const DTYPE, DTYPE> tensors{q,        k,      v,      q_stride, k_stride,
+                                                v_stride, q_conv, k_conv, v_conv};
+  const Sequences<Spec, SEQLENS_DTYPE> sequences{cu_seqlens, e.T, e.N};
+  const int64 keys = int64{e.H} * K, values = int64{e.HV} * V;
+  const int64 channels = keys + STEPS * (keys + values);
+  const int64 n = block_row();
+  const int64 channel = (int64{block_index()} * kThreads + thread_index()) * kVector;
+  if (n >= e.N || channel >= channels) return;
+  const int64 begin = sequences.begin(n), end = sequences.begin(n + 1);
+  const auto windows =
+      find_windows<Spec>(n, channels, e,
+                         ConvStates<DTYPE, INDEX_DTYPE>{initial_conv_state, final_conv_state,
+                                                        conv_state, conv_state_stride, state_index,
+                                                        output_state_index, has_initial_state});
+  auto rows = rows_of_channel<Spec>(channel, tensors, e);
+  rows.given += begin * rows.stride;
+  rows.convolved += begin * rows.convolved_stride;
+  ConvTaps<Spec, kVector> taps = {};
+  taps.load_from(conv_weight, conv_bias, channel);
+  ConvWindow<Spec, DTYPE, kVector> window;
+  window.load_from(windows.first, channel, channels);
+  Part next = {};
+  if (begin < end) next = load<kVector>(rows.given);
+#pragma unroll 1
+  for (int64 token = begin; token < end; ++token) {
+    const Part now = next;
+    rows.given += rows.stride;
+    if (token + 1 < end) next = load<kVector>(rows.given);
+    float x[CONV_WIDTH][kVector];
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+#pragma unroll
+      for (int j = 0; j < kBefore; ++j) x[j][c] = to_float(window.columns[j].at[c]);
+      x[kBefore][c] = to_float(now.at[c]);
+    }
+    store_vector(rows.convolved, convolved_row<Spec, DTYPE>(taps, x, kBefore));
+    rows.convolved += rows.convolved_stride;
+    window.push(now);
+  }
+  if (KEEP_POOL || windows.last == nullptr) return;
+  if (windows.null) window.load_from(nullptr, channel, channels);
+  window.store_to(windows.last, channel, channels);
+}
