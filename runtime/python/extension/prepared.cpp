@@ -218,6 +218,7 @@ class Tensors {
 constexpr std::size_t kSeqlens = place_of("cu_seqlens");
 constexpr std::size_t kState = place_of("state"), kCheckpoints = place_of("checkpoints");
 constexpr std::size_t kIntermediateStates = place_of("intermediate_states");
+constexpr std::size_t kConvState = place_of("conv_state");
 
 void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor) {
   if (tensor != nullptr) problem.set(field, dtype_name(tensor->dtype));
@@ -268,6 +269,15 @@ void fill_conv(Problem& problem, const Tensors& tensors) {
               tensors.find(place_of("initial_conv_state")) != nullptr ? 1 : 0);
 }
 
+/// The rows before sequences in a pool, whose shape the text says how to read.
+void fill_conv_pool(Problem& problem, const Tensors& tensors, std::string_view text) {
+  if (tensors.find(kConvState) == nullptr) return;
+  const wyvern_tensor& pool = tensors.ranked("conv_state", kConvState, 3);
+  const bool tokens_first = text.find("conv_tokens_first=1") != std::string_view::npos;
+  problem.set("inplace_conv_state", 1);
+  problem.set("conv_columns", pool.shape[tokens_first ? 1 : 2]);
+}
+
 void fill(Problem& problem, const Request& request) {
   const Tensors tensors(request);
   const wyvern_tensor& query = tensors.ranked("q", place_of("q"), 4);
@@ -307,6 +317,7 @@ void fill(Problem& problem, const Request& request) {
                 tensors.find(place_of("output_state_index")) != nullptr ? 1 : 0);
     problem.set("has_initial_state",
                 tensors.find(place_of("has_initial_state")) != nullptr ? 1 : 0);
+    fill_conv_pool(problem, tensors, request.problem);
   }
   if (is_summary(request.operation)) problem.set("summary", 1);
   if (!is_backward(request.operation)) return;
@@ -524,7 +535,8 @@ void write_key(const Request& request, std::string& key) {
     const wyvern_tensor& states = request.tensors[at];
     add(states.rank == 0 ? -1 : states.shape[0]);
   }
-  for (const std::size_t at : {place_of("state_index"), kIntermediateStates}) add_shape(at);
+  for (const std::size_t at : {place_of("state_index"), kIntermediateStates, kConvState})
+    add_shape(at);
 }
 
 std::shared_ptr<const Prepared> find_shared(const std::string& key, const Request& request,

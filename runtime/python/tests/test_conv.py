@@ -1,4 +1,4 @@
-"""The short convolution of q, k and v in front of the chunk functions."""
+"""The short convolution of q, k and v in front of the operators."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from wyvern._recurrence import convolve
 FUNCTIONS = [
     ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda, ops.chunk_gated_delta_product, ops.chunk_gdn2,
 ]  # fmt: skip
+DECODING = [
+    ops.fused_recurrent_delta_rule, ops.fused_recurrent_gated_delta_rule, ops.fused_recurrent_kda,
+    ops.fused_recurrent_gdn2,
+]  # fmt: skip
+POOLED = [ops.chunk_delta_rule, ops.chunk_gated_delta_rule, ops.chunk_kda, *DECODING[:3]]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 NAMES = {"b": "erase", "w": "write"}
 
@@ -80,7 +85,7 @@ def check(call: Call, outputs: tuple[torch.Tensor, ...]) -> None:
 
 @pytest.mark.parametrize(("W", "activation", "bias"), [(4, "silu", True), (3, None, False), (2, "swish", True)])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", FUNCTIONS + DECODING)
 def test_rows_are_convolved(
     function: Any, dtype: torch.dtype, W: int, activation: str | None, bias: bool, device: str
 ) -> None:
@@ -92,7 +97,7 @@ def test_rows_are_convolved(
 
 
 @pytest.mark.parametrize("given", ["windows", "zeros", "out"])
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", FUNCTIONS + DECODING)
 def test_packs_with_short_and_empty_sequences(function: Any, given: str, device: str) -> None:
     call = batch(function, device, torch.float32, T=80, N=6)
     call.fixed["cu_seqlens"] = torch.tensor([0, 1, 1, 70, 72, 80, 80], device=device)
@@ -142,7 +147,7 @@ def test_no_states_and_chunks_states(device: str) -> None:
     assert torch.equal(window.double().cpu(), exact(call)[2])
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", FUNCTIONS + DECODING)
 def test_compiled(function: Any, device: str) -> None:
     call = batch(function, device, torch.bfloat16, B=2)
     torch._dynamo.reset()
@@ -172,6 +177,108 @@ def test_float64_has_every_derivative(function: Any, packed: bool) -> None:
     assert torch.autograd.gradcheck(run, tuple(tensors.values()))
     if not packed:
         assert torch.autograd.gradgradcheck(run, tuple(tensors.values()))
+
+
+def in_slots(windows: torch.Tensor, to: list[int], count: int, layout: str) -> torch.Tensor:
+    """A pool [count, C, L] with the window of sequence n in slot to[n], and NaN elsewhere."""
+    _, C, W1 = windows.shape
+    if layout == "channels first":
+        pool = windows.new_full([count, C, W1], float("nan"))
+    elif layout == "tokens first":
+        pool = windows.new_full([count, W1 + 2, C], float("nan")).mT
+    else:  # slots apart, with room for more columns
+        pool = windows.new_full([count, C * (W1 + 1) + 64], float("nan"))[:, 64:].unflatten(1, (C, W1 + 1))
+    pool[to, :, :W1] = windows
+    return pool
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(x.nan_to_num(3e4), y.nan_to_num(3e4)) and not (x == 3e4).any()
+
+
+LAYOUTS = ["channels first", "tokens first", "apart"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", POOLED)
+def test_rows_in_slots(function: Any, layout: str, device: str) -> None:
+    """From slots to others, from zeros, of a null sequence, and of one without tokens."""
+    call = batch(function, device, torch.bfloat16, T=20, N=5)
+    call.fixed["cu_seqlens"] = torch.tensor([0, 1, 1, 12, 14, 20], device=device)
+    window, state = call.fixed["initial_conv_state"], call.tensors["initial_state"]
+    window[4] = state[4] = 0
+    o, after, last = call()
+    del call.fixed["initial_conv_state"], call.tensors["initial_state"]
+    call.options = {}
+    come, go = [6, 2, 1, 0, 3], [5, 4, 1, 0, 3]
+    call.fixed |= {
+        "state": torch.full([7, *state.shape[1:]], float("nan"), device=device),
+        "conv_state": in_slots(window, come, 7, layout),
+        "state_index": torch.tensor([6, 2, -1, 0, 3], device=device),
+        "output_state_index": torch.tensor(go, device=device),
+        "has_initial_state": torch.tensor([True, True, True, True, False], device=device),
+    }
+    call.fixed["state"][come] = state
+    call.fixed["state"][3] = call.fixed["conv_state"][3] = float("nan")
+    wanted, states = call.fixed["conv_state"].clone(), call.fixed["state"].clone()
+    kept = torch.tensor([0, 1, 3, 4])  # of sequences
+    slots = [go[n] for n in kept]
+    wanted[slots, :, :3], states[slots] = last[kept], after[kept]
+    version = call.fixed["conv_state"]._version
+    o_too, none = call()
+    assert none is None and call.fixed["conv_state"]._version > version
+    assert not o_too[:, 1:12].any()
+    for rows in (slice(0, 1), slice(12, 20)):
+        assert error(o_too[:, rows], o[:, rows].double().cpu()) < 5e-3
+    assert same(call.fixed["conv_state"], wanted)
+    assert error(call.fixed["state"][slots], states[slots].double().cpu()) < 5e-3
+    untouched = [n for n in range(7) if n not in slots]
+    assert same(call.fixed["state"][untouched], states[untouched])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", DECODING[:3])
+def test_tokens_one_by_one(function: Any, layout: str, device: str) -> None:
+    """Decoding token by token has the bits of one launch of all, and of states that are returned."""
+    call = batch(function, device, torch.bfloat16, B=2, T=7)
+    o, after, last = call()
+    window, state = call.fixed.pop("initial_conv_state"), call.tensors.pop("initial_state").clone()
+    pool = in_slots(window, [0, 1], 2, layout)
+    rows = {name: x for name, x in call.tensors.items()}
+    made = [
+        function(**{name: x[:, [t]] for name, x in rows.items()}, **call.fixed, state=state, conv_state=pool)[0]
+        for t in range(7)
+    ]
+    assert torch.equal(torch.cat(made, 1), o)
+    assert torch.equal(state, after) and same(pool, in_slots(last, [0, 1], 2, layout))
+
+
+@pytest.mark.parametrize("function", DECODING)
+def test_gradients_of_decoding(function: Any, device: str) -> None:
+    """They are those of the chunked backward pass."""
+    chunked = getattr(ops, function.__name__.replace("fused_recurrent", "chunk"))
+    gradients = []
+    for one in (function, chunked):
+        torch.manual_seed(1)
+        call = trained(one, device, torch.float32, T=9)
+        outputs = call()
+        gradients.append(torch.autograd.grad(outputs, call.leaves(), [torch.randn_like(x) for x in outputs]))
+    for x, y in zip(*gradients, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_a_compiled_step_updates_slots(device: str) -> None:
+    call = batch(ops.fused_recurrent_kda, device, torch.bfloat16, B=2, T=1)
+    window, state = call.fixed.pop("initial_conv_state"), call.tensors.pop("initial_state")
+    torch._dynamo.reset()
+    step = torch.compile(lambda given: call.function(**given)[0] * 1, backend="aot_eager", fullgraph=True)
+    results = []
+    for function in (step, lambda given: call.function(**given)[0]):
+        pools = {"state": state.clone(), "conv_state": in_slots(window, [0, 1], 2, "tokens first")}
+        o = [function(call.tensors | call.fixed | pools) for _ in range(2)]
+        results.append([*o, *pools.values()])
+    assert all(same(x, y) for x, y in zip(*results, strict=True))
+    assert not torch.equal(results[0][0], results[0][1])
 
 
 def trained(function: Callable[..., Any], device: str, dtype: torch.dtype, **sizes: Any) -> Call:
@@ -251,6 +358,8 @@ def test_gradients_are_refused_with_out(name: str) -> None:
     assert out.isnan().all()
 
 
+POOLS: dict[str, Any] = {"state": torch.zeros(2, 2, 32, 16), "conv_state": torch.zeros(2, 96, 3)}
+IN_PLACE = POOLS | {"initial_conv_state": None}
 MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
     "no weight": ({"conv_weight": None, "initial_conv_state": None}, ValueError, "conv_bias is given without conv_we"),
     "window alone": (
@@ -276,8 +385,40 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
     "activation": ({"conv_activation": "relu"}, ValueError, "conv_activation is 'relu'; .* 'silu', 'swish', None"),
     "integers": ({"conv_weight": torch.ones(96, 4).int()}, TypeError, "conv_weight is torch.int32"),
     "list": ({"conv_bias": [1]}, TypeError, "conv_bias is list; it must be a torch.Tensor"),
-    "pool": (
-        {"state": torch.zeros(2, 2, 32, 16)}, ValueError, "conv_weight is given; it must be None with state",
+    "states alone": (
+        {"state": torch.zeros(2, 2, 32, 16), "initial_conv_state": None}, ValueError,
+        "conv_state is missing; with state it must be given with conv_weight",
+    ),
+    "rows alone": (
+        {"conv_state": torch.zeros(2, 96, 3)}, ValueError, "conv_state is given without state",
+    ),
+    "rows without weights": (
+        POOLS | {"conv_weight": None, "conv_bias": None, "initial_conv_state": None}, ValueError,
+        "conv_weight is missing; with state it must be given with conv_state",
+    ),
+    "rows twice": (POOLS, ValueError, "initial_conv_state is given; it must be None with conv_state"),
+    "rows in place and returned": (
+        IN_PLACE | {"output_conv_state": True}, ValueError, "output_conv_state is true; it must be false with conv_s"
+    ),
+    "few columns": (
+        IN_PLACE | {"conv_state": torch.zeros(2, 96, 2)}, ValueError,
+        r"conv_state has 3 dimensions and 2 columns; it must be \[slots, C, L\] with L at least 3",
+    ),
+    "pool's rank": (
+        IN_PLACE | {"conv_state": torch.zeros(2, 96)}, ValueError, "conv_state has 2 dimensions and 96 columns",
+    ),
+    "pool's slots": (
+        IN_PLACE | {"conv_state": torch.zeros(3, 96, 3)}, ValueError, r"conv_state has shape \[3, 96, 3\]; .*2, 96, 3",
+    ),
+    "pool's strides": (
+        IN_PLACE | {"conv_state": torch.zeros(2, 96, 6)[..., ::2]}, ValueError, "conv_state has strides",
+    ),
+    "pool's dtype": (
+        IN_PLACE | {"conv_state": torch.zeros(2, 96, 3).half()}, TypeError, "conv_state is torch.float16",
+    ),
+    "checkpoints": (
+        {"checkpoint_every": 64, "checkpoints": torch.zeros(2, 2, 32, 16)}, ValueError,
+        "conv_weight is given; it must be None with checkpoints",
     ),
 }  # fmt: skip
 
@@ -287,7 +428,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
 def test_mistakes_are_named(name: str, dtype: torch.dtype) -> None:
     change, kind, message = MISTAKES[name]
     call = batch(ops.chunk_delta_rule, "cpu", dtype, B=2, T=3, states=False)
-    if dtype is torch.float64 and name in ("window's dtype", "pool"):
+    if dtype is torch.float64 and (name == "window's dtype" or "state" in change or "checkpoints" in change):
         pytest.skip("float64 takes windows of any dtype, and no pools")
     with pytest.raises(kind, match=message):
         call.function(**{**call.tensors, **call.fixed, **change})

@@ -244,6 +244,48 @@ def test_going_on_from_states(function: Any, lengths: Sequence[int], device: str
     assert torch.equal(states[1].double().cpu(), wanted.final_conv_state)
 
 
+@pytest.mark.parametrize("function", [layers.gated_delta_net, layers.kimi_delta, layers.delta_net])
+def test_decoding_in_pools(function: Any, device: str) -> None:
+    """A prompt and then token by token, in slots of two pools, beside float64."""
+    layer = make(function, device=device, T=24)
+    wanted = exact(layer, in_float64(layer))
+    state = torch.full([5, 4, 16, 32], float("nan"), device=device)
+    rows = torch.full([5, 3, layer.tensors["conv_weight"].shape[0]], float("nan"), device=device)
+    slots = torch.tensor([3, 1], device=device)
+    state[slots], rows[slots] = layer.tensors.pop("initial_state"), layer.tensors.pop("initial_conv_state").mT
+    layer.options["output_final_state"] = False
+    pools = {"state": state, "conv_state": rows.mT, "state_index": slots}
+    begin = 0
+    for length in (17, 1, 1, 1, 4):
+        tokens = slice(begin, begin + length)
+        parts = {name: x[:, tokens] for name, x in layer.parts.items()}
+        tensors = {name: x[:, tokens] if name in "gbw" else x for name, x in layer.tensors.items()}
+        o, *states = Layer(function, parts, tensors, layer.options)(**pools)
+        assert states == [None, None] and error(o, wanted.o[:, tokens]) < 1e-5
+        begin += length
+    assert error(state[slots], wanted.final_state) < 1e-5
+    assert torch.equal(rows[slots].mT.double().cpu(), wanted.final_conv_state)
+    assert state[[0, 2, 4]].isnan().all() and rows[[0, 2, 4]].isnan().all()
+
+
+@pytest.mark.parametrize("function", [function for function in FUNCTIONS if function.__name__ != "gated_delta_product"])
+def test_which_calls_go_token_by_token(function: Any, device: str) -> None:
+    def same(x: layers.LayerOutput, y: layers.LayerOutput) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(x, y, strict=True))
+
+    few, many = make(function, device=device, T=16), make(function, device=device, T=17)
+    assert not same(few(recurrent=True), few(recurrent=False))
+    assert same(few(), few(recurrent=True)) and same(many(), many(recurrent=False))
+    assert same(few(batch_invariant=True), few(batch_invariant=True, recurrent=False))
+    few.parts["q"].requires_grad_()
+    assert same(few(), few(recurrent=False))
+    with torch.no_grad():
+        assert same(few(), few(recurrent=True))
+    pack = make(function, device=device, bounds=[0, 16, 16, 30])
+    assert same(pack(), pack(recurrent=False))
+    assert same(pack(cu_seqlens_cpu=pack.options["cu_seqlens"].cpu()), pack(recurrent=True))
+
+
 def test_the_bits_of_one_call(device: str) -> None:
     layer = make(layers.gated_delta_net, torch.bfloat16, device, T=130)
     layer.options["batch_invariant"] = True
@@ -386,7 +428,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
     "window": ({"initial_conv_state": torch.ones(1, 192, 4)}, ValueError, r"initial_conv_state has shape \[1, 192, 4\]"),
     "no rates": ({"A_log": None}, ValueError, "A_log is None"),
     "activation": ({"norm_activation": "relu"}, ValueError, "norm_activation is 'relu'"),
-    "state": ({"state": torch.ones(1)}, TypeError, "unexpected keyword argument 'state'"),
+    "drafts": ({"num_accepted": torch.ones(1)}, TypeError, "unexpected keyword argument 'num_accepted'"),
+    "two states": ({"state": torch.ones(1, 4, 16, 32)}, ValueError, "initial_state is given; .* None with state"),
+    "states alone": (
+        {"state": torch.ones(1, 4, 16, 32), "initial_state": None, "output_final_state": False}, ValueError,
+        "conv_state is missing; with state it must be given with conv_weight",
+    ),
 }  # fmt: skip
 
 

@@ -18,10 +18,11 @@ shape ``[B, T, heads * dim]`` or ``[B, T, heads, dim]`` and begin at multiples o
 | b | HV | logits of the rate beta |
 | a | HV | the decay before ``A_log`` and ``dt_bias`` |
 
-A step of decoding is a call with few tokens, ``initial_state`` and ``initial_conv_state``, by the same operator. States
-in pools (``state=`` of wyvern.ops), drafts and checkpoints are not among the arguments: the operators have none with a
-convolution. Derivatives, dtypes, ``torch.compile`` and errors are those of the operator with ``conv_weight``; errors that
-come from there name its arguments: ``norm_gate`` is z, ``beta`` b, and ``g`` a.
+A step of decoding is a call with few tokens and both states: ``initial_state`` and ``initial_conv_state``, or the
+pools ``state`` and ``conv_state``. It goes token by token, as the ``fused_recurrent_*`` functions do; ``recurrent``
+says which calls do. Drafts and checkpoints are not among the arguments: the operators have none with a convolution.
+Derivatives, dtypes, ``torch.compile`` and errors are those of the operator with ``conv_weight``; errors that come from
+there name its arguments: ``norm_gate`` is z, ``beta`` b, and ``g`` a.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from torch import Tensor
 
 from . import ops
 from ._arguments import integer, tensor
+from ._call import is_transformed
+from .distributed._context import around
 
 __all__ = ["LayerOutput", "delta_net", "gated_delta_net", "gated_delta_product", "gdn2", "kimi_delta"]
 
@@ -79,6 +82,14 @@ def gated_delta_net(
     initial_conv_state: Tensor | None = None,
     output_final_state: bool = False,
     state_v_first: bool = False,
+    state: Tensor | None = None,
+    state_scale: Tensor | None = None,
+    conv_state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
+    recurrent: bool | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
     cp_context: Any = None,
@@ -118,6 +129,13 @@ def gated_delta_net(
         initial_conv_state: ``[N, C, W - 1]`` in the dtype of q, the rows before each sequence's first, the newest
             last; zeros by default.
         output_final_state: return both states, from which later tokens go on.
+        state, state_scale, state_index, output_state_index, has_initial_state, null_slots: a pool of states in the
+            place of ``initial_state`` and ``output_final_state``, as in wyvern.ops.
+        conv_state: ``[slots, C, L]`` in the dtype of q, with ``state`` and in the same slots: the pool of rows before
+            sequences, as in wyvern.ops.
+        recurrent: go token by token, as in decoding; without gradients where o is normalized. By default where no
+            gradient is asked, without ``batch_invariant``, and where no sequence has more than 16 tokens: of a
+            packed batch by ``cu_seqlens_cpu``, without it the batch.
         out: ``[B, T, HV, V]``, where o goes, without gradients.
         batch_invariant: as in wyvern.ops.
         cp_context: as in wyvern.ops: sequences go on in other ranks, which the convolution reads rows of. Without
@@ -135,7 +153,10 @@ def gated_delta_net(
         norm_eps=norm_eps, norm_activation=norm_activation, scale=scale, cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint, initial_state=initial_state,
         initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
-        batch_invariant=batch_invariant, cp_context=cp_context,
+        batch_invariant=batch_invariant,
+        state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
+        output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
+        recurrent=recurrent, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -166,6 +187,14 @@ def kimi_delta(
     initial_conv_state: Tensor | None = None,
     output_final_state: bool = False,
     state_v_first: bool = False,
+    state: Tensor | None = None,
+    state_scale: Tensor | None = None,
+    conv_state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
+    recurrent: bool | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
     cp_context: Any = None,
@@ -189,7 +218,10 @@ def kimi_delta(
         conv_activation=conv_activation, norm_eps=norm_eps, norm_activation=norm_activation, scale=scale,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint,
         initial_state=initial_state, initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
-        batch_invariant=batch_invariant, cp_context=cp_context,
+        batch_invariant=batch_invariant,
+        state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
+        output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
+        recurrent=recurrent, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -216,6 +248,14 @@ def delta_net(
     initial_conv_state: Tensor | None = None,
     output_final_state: bool = False,
     state_v_first: bool = False,
+    state: Tensor | None = None,
+    state_scale: Tensor | None = None,
+    conv_state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
+    recurrent: bool | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
     cp_context: Any = None,
@@ -233,7 +273,10 @@ def delta_net(
         beta=_rates(_given(x, "b"), allow_neg_eigval), conv_activation=conv_activation, norm_eps=norm_eps,
         norm_activation=norm_activation, scale=scale, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
         seqlens_hint=seqlens_hint, initial_state=initial_state, initial_conv_state=initial_conv_state,
-        state_v_first=state_v_first, out=out, batch_invariant=batch_invariant, cp_context=cp_context,
+        state_v_first=state_v_first, out=out, batch_invariant=batch_invariant,
+        state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
+        output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
+        recurrent=recurrent, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -329,6 +372,7 @@ def gdn2(
     initial_conv_state: Tensor | None = None,
     output_final_state: bool = False,
     state_v_first: bool = False,
+    recurrent: bool | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
     cp_context: Any = None,
@@ -352,7 +396,7 @@ def gdn2(
         conv_activation=conv_activation, norm_eps=norm_eps, norm_activation=norm_activation, scale=scale,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint,
         initial_state=initial_state, initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
-        batch_invariant=batch_invariant, cp_context=cp_context,
+        batch_invariant=batch_invariant, recurrent=recurrent, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -460,6 +504,30 @@ def _joined(name: str, x: Tensor | Sequence[Tensor], dims: int) -> Tensor:
     return torch.cat(parts)
 
 
+_RECURRENT: dict[Callable[..., Any], Callable[..., Any]] = {
+    ops.chunk_delta_rule: ops.fused_recurrent_delta_rule,
+    ops.chunk_gated_delta_rule: ops.fused_recurrent_gated_delta_rule,
+    ops.chunk_gdn2: ops.fused_recurrent_gdn2,
+    ops.chunk_kda: ops.fused_recurrent_kda,
+}
+_MOST_DECODED = 16  # tokens of a sequence
+
+
+def _decodes(options: dict[str, Any], tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a call that does not say so goes token by token."""
+    if options["batch_invariant"] or options["cp_context"] is not None or around() is not None:
+        return False
+    if is_transformed():
+        return False
+    given = [*tensors, *options.values()]
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
+        return False
+    longest, ends = tensors[0].shape[1], options["cu_seqlens_cpu"]
+    if longest > _MOST_DECODED and type(ends) is Tensor and not torch.compiler.is_compiling():
+        longest = int(ends.diff().max()) if ends.is_cpu and ends.numel() > 1 else longest
+    return longest <= _MOST_DECODED
+
+
 def _run(
     function: Callable[..., Any],
     x: dict[str, Tensor],
@@ -467,17 +535,27 @@ def _run(
     conv_bias: Tensor | Sequence[Tensor] | None,
     norm_weight: Tensor | None,
     output_final_state: bool,
+    recurrent: bool | None = False,
     **options: Any,
 ) -> LayerOutput:
-    """function of wyvern.ops, of all that the layers have in common."""
+    """function of wyvern.ops, or its recurrent one, of all that the layers have in common."""
     z = x.get("z")
     if (z is None) != (norm_weight is None):
         name, other = ("z", "norm_weight") if z is None else ("norm_weight", "z")
         raise ValueError(f"{name} is missing; it must be given with {other}")
+    weight = _joined("conv_weight", conv_weight, 2)
+    bias = None if conv_bias is None else _joined("conv_bias", conv_bias, 1)
+    if recurrent is None:
+        recurrent = _decodes(options, [*x.values(), weight, bias, norm_weight])
+    if recurrent:
+        if options["cp_context"] is not None:
+            raise ValueError("cp_context is given with recurrent=True, which goes through one rank's tokens alone")
+        function = _RECURRENT[function]
+        for chunked in ("cu_seqlens_cpu", "seqlens_hint", "cp_context"):  # of the chunk functions alone
+            del options[chunked]
     outputs = function(
-        x["q"], x["k"], x["v"], conv_weight=_joined("conv_weight", conv_weight, 2),
-        conv_bias=None if conv_bias is None else _joined("conv_bias", conv_bias, 1),
-        norm_weight=norm_weight, norm_gate=z, use_qk_l2norm_in_kernel=True,
-        output_final_state=output_final_state, output_conv_state=output_final_state, **options,
+        x["q"], x["k"], x["v"], conv_weight=weight, conv_bias=bias, norm_weight=norm_weight, norm_gate=z,
+        use_qk_l2norm_in_kernel=True, output_final_state=output_final_state, output_conv_state=output_final_state,
+        **options,
     )  # fmt: skip
     return LayerOutput(*outputs) if output_final_state else LayerOutput(outputs[0], None, None)

@@ -135,6 +135,7 @@ def chunk_gated_delta_rule(
     conv_activation: str | None = "silu",
     initial_conv_state: Tensor | None = None,
     output_conv_state: bool = False,
+    conv_state: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -228,14 +229,18 @@ def chunk_gated_delta_rule(
         conv_weight: ``[C, W]``, W from 2 to 4, in the dtype of q or float32: q, k and v as they are given are
             convolved before all else, each of their C = H K + H K + HV V channels (q's, then k's, then v's) by
             itself: row t becomes ``act(conv_bias + sum(conv_weight[:, i] * row[t - W + 1 + i]))``, rounded to
-            the dtype of q. Gates and beta are not convolved. It goes with neither ``state`` nor
-            ``checkpoints``.
+            the dtype of q. Gates and beta are not convolved. With ``state`` it needs ``conv_state``; it does not
+            go with ``checkpoints``.
         conv_bias: ``[C]``, of the same dtype.
         conv_activation: "silu" (or "swish"), or None.
         initial_conv_state: ``[N, C, W - 1]`` in the dtype of q: the rows before each sequence's first, the
             newest last; zeros by default.
         output_conv_state: return the last W - 1 rows too, of ``initial_conv_state`` and the sequence, as they
             were given: what the convolution of later tokens goes on from.
+        conv_state: a pool of these rows beside ``state``, ``[slots, C, L]`` in the dtype of q, L at least W - 1, in
+            the place of ``initial_conv_state`` and ``output_conv_state``: a sequence has the slot here that it
+            has there, whose first W - 1 columns are read and updated in place. Strides say how slots lie: of 1
+            in L, or in C. Slots are contiguous, at any distance of a multiple of 16 bytes.
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated,
             ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's row by
             itself, after it was rounded to the dtype of q. Rows of null sequences stay 0. For the backward
@@ -276,7 +281,7 @@ def chunk_gated_delta_rule(
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out, conv_state=conv_state,
         ),
     )  # fmt: skip
 
@@ -318,6 +323,7 @@ def chunk_delta_rule(
     conv_activation: str | None = "silu",
     initial_conv_state: Tensor | None = None,
     output_conv_state: bool = False,
+    conv_state: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -347,7 +353,7 @@ def chunk_delta_rule(
         ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out, conv_state=conv_state,
         ),
     )  # fmt: skip
 
@@ -397,6 +403,7 @@ def chunk_kda(
     conv_activation: str | None = "silu",
     initial_conv_state: Tensor | None = None,
     output_conv_state: bool = False,
+    conv_state: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -443,7 +450,7 @@ def chunk_kda(
         ), disable_recompute, return_intermediate_states,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out, conv_state=conv_state,
         ),
     )  # fmt: skip
 
@@ -623,6 +630,12 @@ def fused_recurrent_gated_delta_rule(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
+    conv_state: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -656,6 +669,7 @@ def fused_recurrent_gated_delta_rule(
             any other parent, or that goes on from such a token, is null: its row of o is 0, its state
             is not written. With ``state`` it needs ``disable_state_update``; ``output_final_state`` must
             be false.
+        conv_weight: as there; it goes with neither ``num_accepted`` nor ``intermediate_states``.
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated where it is
             computed, ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's
             row by itself. Rows of null sequences and null tokens stay 0. There is no gradient then, which the
@@ -693,18 +707,20 @@ def fused_recurrent_gated_delta_rule(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         None, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
             dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            out=out,
+            out=out, conv_state=conv_state,
         ),
     )  # fmt: skip
 
@@ -737,6 +753,12 @@ def fused_recurrent_delta_rule(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
+    conv_state: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -759,17 +781,19 @@ def fused_recurrent_delta_rule(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel,
         state_v_first, None, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
             norm_weight=norm_weight, norm_gate=norm_gate,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            out=out,
+            out=out, conv_state=conv_state,
         ),
     )  # fmt: skip
 
@@ -807,6 +831,12 @@ def fused_recurrent_kda(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
+    conv_state: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -831,18 +861,20 @@ def fused_recurrent_kda(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         None, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
             dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            out=out,
+            out=out, conv_state=conv_state,
         ),
     )  # fmt: skip
 
@@ -868,6 +900,11 @@ def fused_recurrent_gdn2(
     transpose_state_layout: bool | None = None,
     precision: str | None = None,
     batch_invariant: bool = False,
+    conv_weight: Tensor | None = None,
+    conv_bias: Tensor | None = None,
+    conv_activation: str | None = "silu",
+    initial_conv_state: Tensor | None = None,
+    output_conv_state: bool = False,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -891,11 +928,13 @@ def fused_recurrent_gdn2(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         None, precision, batch_invariant,
     )  # fmt: skip
+    _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
     return _call(
         problem, Inputs(
             q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
             dt_bias=dt_bias, norm_weight=norm_weight, norm_gate=norm_gate,
+            conv_weight=conv_weight, conv_bias=conv_bias, initial_conv_state=initial_conv_state,
         ),
         pool=_pool(out=out),
     )  # fmt: skip
@@ -1244,6 +1283,7 @@ def _pool(
     disable_state_update: bool = False,
     parent: Tensor | None = None,
     out: Tensor | None = None,
+    conv_state: Tensor | None = None,
 ) -> _Pool | None:
     """What a call says of states in place and inside sequences and of where o goes; None where it has none."""
     if null_slots not in ("negative", "non-positive"):
@@ -1254,6 +1294,7 @@ def _pool(
             ("state_index", state_index),
             ("output_state_index", output_state_index),
             ("has_initial_state", has_initial_state),
+            ("conv_state", conv_state),
         ):
             if x is not None:
                 raise ValueError(f"{name} is given without state; it must be None, or state a pool of states")
@@ -1291,6 +1332,10 @@ def _pool(
             raise ValueError(f"checkpoint_every is {every}; it must be a multiple of 64")
     if null_slots == "non-positive":
         fields["null_slot_zero"] = 1
+    if conv_state is not None and tensor("conv_state", conv_state).dim() == 3:  # another is refused by the operator
+        if conv_state.stride(1) == 1 != conv_state.stride(2):
+            fields["conv_tokens_first"] = 1
+            conv_state = conv_state.transpose(1, 2)
     tensors = {
         "state": state,
         "state_scale": state_scale,
@@ -1304,6 +1349,7 @@ def _pool(
         "checkpoints": checkpoints,
         "intermediate_states": intermediate_states,
         "out": out,
+        "conv_state": conv_state,
     }
     return _Pool({name: x for name, x in tensors.items() if x is not None}, fields)
 
@@ -1339,8 +1385,11 @@ def _check_pool(
             raise ValueError(
                 "output_final_state is true; it must be false with state, which is updated in place"
             )
-    if inputs.conv_weight is not None and given != "out":
-        raise ValueError(f"conv_weight is given; it must be None with {given}, which keeps no rows")
+        _check_conv_pool(problem, pool, inputs)
+    without_rows = ("checkpoints", "intermediate_states", "num_accepted")
+    refused = next((name for name in without_rows if name in tensors), None)
+    if inputs.conv_weight is not None and refused is not None:
+        raise ValueError(f"conv_weight is given; it must be None with {refused}, which keeps no rows")
     for name, value in (
         ("disable_recompute", disable_recompute),
         ("return_intermediate_states", return_intermediate_states),
@@ -1350,6 +1399,28 @@ def _check_pool(
     if tensor("q", inputs.q).dtype is torch.float64:
         raise TypeError(
             f"q is torch.float64; with {given} it must be torch.float32, torch.float16 or torch.bfloat16"
+        )
+
+
+def _check_conv_pool(problem: Problem, pool: _Pool, inputs: Inputs) -> None:
+    """Refuses windows of which not all are in a pool beside the states."""
+    weight, conv_state = inputs.conv_weight, pool.tensors.get("conv_state")
+    if (weight is None) != (conv_state is None):
+        name, other = ("conv_state", "conv_weight") if conv_state is None else ("conv_weight", "conv_state")
+        raise ValueError(f"{name} is missing; with state it must be given with {other}")
+    if weight is None or conv_state is None:
+        return
+    if inputs.initial_conv_state is not None:
+        raise ValueError("initial_conv_state is given; it must be None with conv_state, whose slots hold it")
+    if "output_conv_state" in problem:
+        raise ValueError(
+            "output_conv_state is true; it must be false with conv_state, which is updated in place"
+        )
+    columns = conv_state.shape[1 if "conv_tokens_first" in pool.fields else -1] if conv_state.dim() else 0
+    if conv_state.dim() != 3 or columns < weight.shape[1] - 1:
+        raise ValueError(
+            f"conv_state has {conv_state.dim()} dimensions and {columns} columns; it must be [slots, C, L] with L "
+            f"at least {weight.shape[1] - 1}"
         )
 
 

@@ -305,6 +305,10 @@ def _problem(
         }
     if pool:
         fields |= _pool_fields(pool, cu_seqlens is not None)
+        windows = pool.get("conv_state")
+        if windows is not None:
+            columns = windows.shape[1 if "conv_tokens_first" in fields else 2]
+            fields |= {"inplace_conv_state": "1", "conv_columns": str(columns)}
     if summary:
         fields["summary"] = "1"
     if backward:
