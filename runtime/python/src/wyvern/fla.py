@@ -162,21 +162,23 @@ _switch = Switch(_find, find_layers=_find_layers)
 Own = tuple[Callable[..., layers.LayerOutput], dict[str, Any]]
 """A function of wyvern.layers, and the arguments that it has beside those of all."""
 
+_CHUNKED = {"recurrent": False}  # of short prompts too, as presets have these calls
+
 
 def _gated_delta_net(layer: Any, x: Tensor) -> Own:
     rates = {"a": layer.a_proj(x), "A_log": layer.A_log, "dt_bias": layer.dt_bias}
-    return layers.gated_delta_net, {**rates, "b": layer.b_proj(x), "state_v_first": True}
+    return layers.gated_delta_net, {**rates, **_CHUNKED, "b": layer.b_proj(x), "state_v_first": True}
 
 
 def _kimi_delta(layer: Any, x: Tensor) -> Own:
     rates = {"g": layer.f_proj(x), "A_log": layer.A_log, "dt_bias": layer.dt_bias, "b": layer.b_proj(x)}
-    return layers.kimi_delta, {**rates, "lower_bound": layer.lower_bound, "state_v_first": True}
+    return layers.kimi_delta, {**rates, **_CHUNKED, "lower_bound": layer.lower_bound, "state_v_first": True}
 
 
 def _delta_net(layer: Any, x: Tensor) -> Own | None:
     if layer.qk_activation != "silu" or layer.qk_norm != "l2" or not layer.use_beta:
         return None
-    return layers.delta_net, {"b": layer.b_proj(x)}
+    return layers.delta_net, {**_CHUNKED, "b": layer.b_proj(x)}
 
 
 def _gated_delta_product(layer: Any, x: Tensor) -> Own:
@@ -194,7 +196,7 @@ def _gdn2(layer: Any, x: Tensor) -> Own | None:
         return None
     return layers.gdn2, {
         "g": layer.f_proj(x), "b": layer.b_proj(x), "w": layer.w_proj(x), "A_log": layer.A_log,
-        "dt_bias": layer.dt_bias,
+        "dt_bias": layer.dt_bias, **_CHUNKED,
     }  # fmt: skip
 
 

@@ -137,6 +137,8 @@ _switch = Switch(_find, find_layers=_find_layers)
 Own = tuple[Callable[..., layers.LayerOutput], Tensor, dict[str, Any]]
 """A function of wyvern.layers, the projection of q, k and v, and the arguments that it has beside those of all."""
 
+_CHUNKED = {"recurrent": False}  # of short prompts too, as presets have these calls
+
 
 def _gated_delta_net(module: Any, layer: Any, x: Tensor) -> Own:
     if hasattr(layer, "in_proj_qkvz"):  # heads of keys, each with what belongs to it
@@ -149,7 +151,7 @@ def _gated_delta_net(module: Any, layer: Any, x: Tensor) -> Own:
         )
     return layers.gated_delta_net, qkv, {
         "heads": (layer.num_k_heads, layer.num_v_heads), "dims": (layer.head_k_dim, layer.head_v_dim),
-        "z": z, "b": b, "a": a, "A_log": layer.A_log, "dt_bias": layer.dt_bias,
+        "z": z, "b": b, "a": a, "A_log": layer.A_log, "dt_bias": layer.dt_bias, **_CHUNKED,
     }  # fmt: skip
 
 
@@ -161,7 +163,7 @@ def _kimi_delta(module: Any, layer: Any, x: Tensor) -> Own | None:
     return layers.kimi_delta, qkv, {
         "heads": (layer.num_heads,) * 2, "dims": (layer.head_dim,) * 2, "z": layer.g_b_proj(layer.g_a_proj(x)),
         "b": layer.b_proj(x), "g": gate.f_b_proj(gate.f_a_proj(x)), "A_log": gate.A_log.flatten(),
-        "dt_bias": gate.dt_bias,
+        "dt_bias": gate.dt_bias, **_CHUNKED,
     }  # fmt: skip
 
 
