@@ -98,6 +98,7 @@ struct Block {
   WYVERN_DEVICE auto sums() const { return pipeline<kLayout.sums>(); }      ///< sums of rows
   /// The item that q and k are of.
   WYVERN_DEVICE Item& item() const {
+    static_assert(sizeof(Item) <= 4 * kLayout.item.count);
     return *reinterpret_cast<Item*>(array_at<kLayout.item>(shared));
   }
   /// Full barrier of the tiles of a chunk with fewer rows.

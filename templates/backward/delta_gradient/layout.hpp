@@ -8,6 +8,7 @@ namespace wyvern::delta_gradient {
 constexpr int kRows = 64;      ///< of a chunk
 constexpr int kChannels = 64;  ///< of K in a slice
 constexpr int kStages = 2;     ///< of factors; q and k, F, and sums have one
+constexpr int kItemWords = 5;  ///< of an item
 
 template <class S>
 struct HopperLayout {
@@ -73,7 +74,7 @@ struct HopperLayout {
       *place = at.array(kRows);
     end_dots = at.array(4);
     state_dots = at.array(kStages * 4);
-    item = at.array(4, DType::int32);
+    item = at.array(kItemWords, DType::int32);
     rows = cuda::sm90::barriers(at, 2 * row_stages);
     states = cuda::sm90::barriers(at, 2 * part_stages);
     scales = cuda::sm90::barriers(at, 2 * kStages);
