@@ -1,6 +1,7 @@
 """The cases of test_context_gloo.py in bfloat16 on GPUs over NCCL, of more tokens; skipped without two GPUs.
 
-NCCL_NVLS_ENABLE=0 where NVLink multicast is not to be used.
+NCCL_NVLS_ENABLE=0 where NVLink multicast is not to be used; OMP_NUM_THREADS=1 where there are many processors, on
+which recurrences of small float64 matrices are slower.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ def cases() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("layout", ["dense", "pack", "zigzag", "uneven, two ranks", "empty rank"])
 def test_layouts(ranks: Ranks, layout: str, op: str) -> None:
     case = Case(op, steps=2 if "product" in op else 1, **SIZES, **cases()[layout])
+    check(case, run(ranks, case))
+
+
+@pytest.mark.parametrize("op", ["chunk_gated_delta_rule", "chunk_kda"])
+@pytest.mark.parametrize("layout", ["dense", "pack", "zigzag", "empty rank"])
+def test_layers(ranks: Ranks, layout: str, op: str) -> None:
+    """With a convolution in front and a norm behind."""
+    case = Case(op, taps=4, norm="silu", **SIZES, **cases()[layout])
     check(case, run(ranks, case))
 
 
