@@ -187,7 +187,7 @@ class Tune(Case):
         self.assertEqual(problems(**{"pass": "forward"}), 4 + 4)
         self.assertEqual(problems(**{"pass": "backward"}), 2 + 2)
         self.assertEqual(problems(seqlens=[5, 11]), 6 + 6)
-        self.assertEqual(problems(inplace_state=True), 3)  # no layer has a state in place
+        self.assertEqual(problems(inplace_state=True), 3 + 1)  # of layers a prefill, not training
         self.refuses("tune", OP, "--preset", "qwen3-next-80b", "--lower-bound", "-5",
                      names=["lower_bound"])
 
@@ -208,10 +208,10 @@ class Tune(Case):
         document = self.document(*tune)
         self.assertIn("transformers: decoding", [call["call"] for call in document["calls"]])
         names = [call["call"] for call in document["left_out"]]
-        layers = [name for name in names if name.startswith("transformers, layers: ")]
+        layers = [name for name in names if name.startswith("transformers, layers: training, ")]
         self.assertEqual(names, ["transformers: training, backward",
                                  "transformers: training, backward, packed", *layers])
-        self.assertEqual(len(layers), 6)
+        self.assertEqual(len(layers), 4)
         lines = [line for line in self.wyvern(*tune).stdout.splitlines()
                  if line.startswith("left out: ")]
         for name in names:
