@@ -94,13 +94,37 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
          reinterpret_cast<std::uintptr_t>(tensor.data) % kTensorAlignment == 0;
 }
 
-/// The bytes between two rows of a strided tensor.
-std::uintptr_t bytes_between_rows(const TensorView& tensor, int outer_dims) {
-  std::int64_t row = 1;
-  for (int i = outer_dims; i < tensor.rank; ++i) row *= tensor.shape[static_cast<std::size_t>(i)];
-  const std::int64_t gaps = rows_of(tensor, outer_dims) - 1;
-  return static_cast<std::uintptr_t>(gaps * (row_stride(tensor, outer_dims, row) - row)) *
-         size_of(tensor.dtype);
+/// Where a tensor is in memory.
+struct Range {
+  std::uintptr_t begin = 0, end = 0;
+  /// Of a pool with several slots: bytes from one to the next, and of each.
+  std::uintptr_t step = 0, width = 0;
+
+  /// Whether a byte is in both. Slots at the same distances may lie between one another.
+  bool meets(const Range& other) const {
+    if (begin >= other.end || other.begin >= end) return false;
+    if (step == 0 || step != other.step) return true;
+    const std::uintptr_t apart =
+        other.begin >= begin ? (other.begin - begin) % step : step - (begin - other.begin) % step;
+    return apart < width || apart + other.width > step;
+  }
+};
+
+/// Of a tensor of so many bytes, at least one.
+Range range_of(const TensorView& tensor, std::uintptr_t bytes, bool strided, int outer_dims) {
+  Range range;
+  range.begin = reinterpret_cast<std::uintptr_t>(tensor.data);
+  range.end = range.begin + bytes;
+  const auto rows = strided ? static_cast<std::uintptr_t>(rows_of(tensor, outer_dims)) : 1;
+  if (rows == 1) return range;
+  const std::uintptr_t width = bytes / rows;
+  const auto size = static_cast<std::uintptr_t>(size_of(tensor.dtype));
+  const auto dense = static_cast<std::int64_t>(width / size);
+  const std::uintptr_t step =
+      static_cast<std::uintptr_t>(row_stride(tensor, outer_dims, dense)) * size;
+  range.end = range.begin + (rows - 1) * step + width;
+  if (outer_dims == 1) range.step = step, range.width = width;
+  return range;
 }
 
 /// The legal strides of a tensor, for a message.
@@ -243,18 +267,11 @@ void OperatorImpl::find_strided() {
 
 void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors, const void* workspace,
                                   ShownName shown_name) const {
-  struct Range {
-    std::uintptr_t begin = 0, end = 0;
-    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
-  };
   std::array<Range, kMaxCallerTensors> ranges;
   const std::size_t count = in_memory_.size();
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t at = in_memory_[i];
-    ranges[i].begin = reinterpret_cast<std::uintptr_t>(tensors[at]->data);
-    ranges[i].end = ranges[i].begin + bytes_[at];
-    if (expected_[at].strided)
-      ranges[i].end += bytes_between_rows(*tensors[at], expected_[at].outer_dims);
+    ranges[i] = range_of(*tensors[at], bytes_[at], expected_[at].strided, expected_[at].outer_dims);
   }
   const auto name = [&](std::size_t i) { return shown(expected_[in_memory_[i]].name, shown_name); };
   const auto begin = reinterpret_cast<std::uintptr_t>(workspace);

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <string>
 
 #include "tests/operators/fixture.hpp"
 
@@ -230,6 +232,59 @@ TEST_F(PoolInput, DistancesOfSlotsAreChecked) {
     // Of a pool all memory from its first to its last byte is its own.
     const std::string overlap = refusal(op, data, 10 * slot, -1);
     EXPECT_NE(overlap.find("state overlaps o"), std::string::npos) << overlap;
+  }
+}
+
+/// As engines keep them: a page has a sequence's state and the rows before it.
+TEST_F(PoolInput, SlotsOfTwoPoolsMayShareAPage) {
+  if (is_listing()) return;
+  Problem p = base({"gated_delta_rule", Pass::recurrent});
+  p.B = p.N = 3, p.T = 1, p.H = p.HV = 1, p.K = p.V = 16;
+  p.inplace_state = p.inplace_conv_state = true, p.output_final_state = false;
+  p.short_conv = 4;
+  const OperatorData data = make_data(p, Gate::typical, 29);
+  const Operator op = prepare(p);
+  const HostTensor &states = data.tensors.at("state"), &rows = data.tensors.at("conv_state");
+  const std::size_t slots = 3, state = states.bytes() / slots, row = rows.bytes() / slots;
+  const std::size_t page = state + row + 64;
+  constexpr std::size_t kRoom = 1 << 16;
+  alignas(256) static unsigned char pages[kRoom], output[2][kRoom], workspace[kRoom];
+  ASSERT_LE(std::max(slots * page, op.workspace_bytes()), kRoom);
+
+  Arguments apart = data.arguments();
+  apart.o = TensorView(output[0], p.dtype, {3, 1, 1, 16});
+  Arguments shared = apart;
+  shared.o.data = output[1];
+  const auto place = [&](TensorView& pool, std::size_t offset) {
+    pool.data = pages + offset;
+    pool.strides[0] = static_cast<std::int64_t>(page / size_of(pool.dtype));
+  };
+  for (std::size_t i = 0; i < slots; ++i) {
+    std::memcpy(pages + i * page, states.data() + i * state, state);
+    std::memcpy(pages + i * page + state, rows.data() + i * row, row);
+  }
+  const auto refused = [&] {
+    try {
+      op.launch(shared, workspace);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  place(shared.state, 0);
+  place(shared.conv_state, state - 16);
+  EXPECT_NE(refused().find("overlaps"), std::string::npos);
+  place(shared.state, row - 16);
+  place(shared.conv_state, 0);
+  EXPECT_NE(refused().find("overlaps"), std::string::npos);
+  place(shared.state, 0);
+  place(shared.conv_state, state);
+  EXPECT_EQ(refused(), "");
+  op.launch(apart, workspace);
+  EXPECT_EQ(std::memcmp(output[0], output[1], 3 * 16 * size_of(p.dtype)), 0);
+  for (std::size_t i = 0; i < slots; ++i) {
+    EXPECT_EQ(std::memcmp(pages + i * page, states.data() + i * state, state), 0);
+    EXPECT_EQ(std::memcmp(pages + i * page + state, rows.data() + i * row, row), 0);
   }
 }
 

@@ -240,7 +240,8 @@ def chunk_gated_delta_rule(
         conv_state: a pool of these rows beside ``state``, ``[slots, C, L]`` in the dtype of q, L at least W - 1, in
             the place of ``initial_conv_state`` and ``output_conv_state``: a sequence has the slot here that it
             has there, whose first W - 1 columns are read and updated in place. Strides say how slots lie: of 1
-            in L, or in C. Slots are contiguous, at any distance of a multiple of 16 bytes.
+            in L, or in C. Slots are contiguous, at any distance of a multiple of 16 bytes; at the distance of
+            those of ``state`` they may lie between them, as in pages of both.
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated,
             ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's row by
             itself, after it was rounded to the dtype of q. Rows of null sequences stay 0. For the backward
