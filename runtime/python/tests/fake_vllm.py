@@ -169,7 +169,22 @@ def fused_kda_decode(
     lower_bound: float | None = None, output_gate: Tensor | None = None, norm_weight: Tensor | None = None,
     norm_eps: float = 1e-5,
 ):  # fmt: skip
-    return x + 1 if out is None else out.copy_(x + 1)
+    y, taps = x.clone(), weight.double().mT.flatten(0, 1)
+    for n, slot in enumerate(state_indices.tolist()):
+        if slot <= 0:
+            continue
+        rows = torch.cat([conv_state[slot].double(), x[n, :, None].double()], 1)
+        c = (rows * taps).sum(1) + (0 if bias is None else bias.double())
+        y[n] = F.silu(c)
+        conv_state[slot] = rows[:, 1:]
+    ends = torch.arange(len(x) + 1)
+    o = update(
+        *split(y, state), raw_g, raw_beta, state, state_indices, ends, A_log=A_log, dt_bias=dt_bias,
+        lower_bound=lower_bound, kda=True,
+    )  # fmt: skip
+    if output_gate is not None:
+        o = F.rms_norm(o, o.shape[-1:], norm_weight.double(), norm_eps) * output_gate.double().sigmoid()
+    return last(torch.empty_like(raw_g) if out is None else out, o)
 
 
 def flashinfer_fused_kda_decode(*args: Any, **kwargs: Any):

@@ -12,8 +12,9 @@ or, in a program of one's own, before models are loaded::
 
 Served are Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi Linear, GLM-5.3-Flash, Ling 3 (Bailing) and others that
 call the same functions: prefill with and without checkpoints, decoding, and verifying drafts. Of Kimi K3
-prefill and drafts are served, and decoding with ``kda_decode_backend=triton`` alone: vLLM's fused decode of
-KDA convolves in the same call, so it is counted as declined.
+prefill and drafts are served, and decoding with ``kda_decode_backend=triton``; vLLM's fused decode of KDA, which
+convolves and normalizes in the same launch, is served where the batch is to be invariant, and else counted as
+declined.
 
 Layers call functions of vLLM's modules, which are replaced by name in all modules that have them, and two
 classes, of which vLLM's registry of out-of-tree layers has subclasses: ``ChunkGatedDeltaRule``, and
@@ -39,6 +40,7 @@ from typing import Any, NamedTuple
 
 from ._torch import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import _vllm_invariance, ops
 from ._engine import decline_if, decode, packed_heads, place_in
@@ -435,6 +437,78 @@ def _update_with_norm(
     )
 
 
+def _update_of_layer(
+    g: Tensor,
+    beta: Tensor,
+    *,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    initial_state: Tensor,
+    index: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    lower_bound: float | None = None,
+    norm_gate: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+    out: Tensor | None = None,
+) -> Tensor:
+    """o ``[1, N, H, V]`` of one token of each sequence, convolved, and normalized and gated where a gate is given.
+
+    x: q, k and v before the convolution, side by side ``[N, C]``. weight: ``[3, W, C / 3]``, of q, k and v, the newest
+    token's last; bias: C elements. conv_state: ``[slots, C, W - 1]``, the rows before each sequence in the slot of its
+    state, either stride 1. norm_gate: as many elements as o.
+    """
+    invariant = _vllm_invariance.is_on()
+    decline_if(
+        not invariant,
+        "vLLM's is one launch, in whose place Wyvern has two: it is served with VLLM_BATCH_INVARIANT alone",
+    )
+    q, k, v = packed_heads(x, initial_state)
+    options: dict[str, Any] = {}
+    if norm_gate is not None:
+        options = {"norm_weight": norm_weight, "norm_gate": norm_gate.reshape(v.shape), "norm_eps": norm_eps}
+    o = decode(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        kda=True,
+        pool=initial_state,
+        lower_bound=lower_bound,
+        out=out,
+        state_index=index[: len(x)].flatten(),
+        null_slots="non-positive",
+        batch_invariant=invariant,
+        conv_weight=_taps_of(weight),
+        conv_bias=None if bias is None else bias.flatten(),
+        conv_state=conv_state,
+        norm_activation="sigmoid",
+        **options,
+    )
+    return o.transpose(0, 1) if out is None else out
+
+
+_taps = WeakTensorKeyDictionary()  # (version, taps) by weight
+
+
+def _taps_of(weight: Tensor) -> Tensor:
+    """``[C, W]`` of ``[3, W, C / 3]``, made once for a weight as it is."""
+    version, taps = _taps.get(weight, (None, weight))
+    if version == weight._version:
+        return taps
+    taps = weight.mT.flatten(0, 1).contiguous()
+    # What a graph that is being captured makes has no values yet.
+    if not (taps.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _taps[weight] = weight._version, taps
+    return taps
+
+
 class _Served(NamedTuple):
     """What serves a function of vLLM: a function above, with what all calls have, and names as _NAMES'."""
 
@@ -493,16 +567,16 @@ _KDA = "ops.third_party.kda"
 _COMPUTED = {"raw_gate": False, "raw_beta": False}
 # What counts name functions by, before their names in vLLM.
 _MODELS = {_K3: "kimi_k3_", _GLM: "glm5next_"}
-_CONVOLVES = _Declined("it convolves q, k and v in the same call, which Wyvern does not")
+_AFTER_HOPPER = _Declined("it is of GPUs after Hopper, for which Wyvern has no kernel in its place")
 # Modules of vLLM, their functions, and what serves those.
 _FUNCTIONS: dict[str, dict[str, _Served | _Declined]] = {
     "vllm._custom_ops": {
         "fused_gdn_decode_post_conv_mtp": _Served(_update_with_norm),
-        "fused_kda_decode": _CONVOLVES,
+        "fused_kda_decode": _Served(_update_of_layer),
     },
     "vllm.utils.flashinfer": {
-        "flashinfer_fused_kda_decode": _CONVOLVES,
-        "flashinfer_packed_fused_kda_decode": _CONVOLVES,
+        "flashinfer_fused_kda_decode": _AFTER_HOPPER,
+        "flashinfer_packed_fused_kda_decode": _AFTER_HOPPER,
     },
     _FLA: {
         "chunk_gated_delta_rule": _Served(_prefill),
