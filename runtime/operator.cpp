@@ -115,14 +115,15 @@ Range range_of(const TensorView& tensor, std::uintptr_t bytes, bool strided, int
   Range range;
   range.begin = reinterpret_cast<std::uintptr_t>(tensor.data);
   range.end = range.begin + bytes;
-  const auto rows = strided ? static_cast<std::uintptr_t>(rows_of(tensor, outer_dims)) : 1;
+  const std::int64_t rows = strided ? rows_of(tensor, outer_dims) : 1;
   if (rows == 1) return range;
-  const std::uintptr_t width = bytes / rows;
+  std::int64_t row = 1;
+  for (int i = outer_dims; i < tensor.rank; ++i) row *= tensor.shape[static_cast<std::size_t>(i)];
   const auto size = static_cast<std::uintptr_t>(size_of(tensor.dtype));
-  const auto dense = static_cast<std::int64_t>(width / size);
+  const std::uintptr_t width = static_cast<std::uintptr_t>(row) * size;
   const std::uintptr_t step =
-      static_cast<std::uintptr_t>(row_stride(tensor, outer_dims, dense)) * size;
-  range.end = range.begin + (rows - 1) * step + width;
+      static_cast<std::uintptr_t>(row_stride(tensor, outer_dims, row)) * size;
+  range.end = range.begin + static_cast<std::uintptr_t>(rows - 1) * step + width;
   if (outer_dims == 1) range.step = step, range.width = width;
   return range;
 }

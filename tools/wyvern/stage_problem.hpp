@@ -24,16 +24,20 @@ inline std::vector<Problem> stage_problems() {
   // Not every template has gates in beta's place.
   std::stable_partition(names.begin(), names.end(),
                         [](const std::string& op) { return find_operator(op)->facts().beta; });
+  const auto sized = [](const std::string& op, Pass pass) {
+    Problem p;
+    p.op = op;
+    p.pass = pass;
+    p.T = 2048;
+    p.H = 16;
+    p.HV = 32;
+    return p;
+  };
   std::vector<Problem> problems;
   for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent})
     for (const std::string& op : names)
       for (const bool everything : {false, true}) {
-        Problem p;
-        p.op = op;
-        p.pass = pass;
-        p.T = 2048;
-        p.H = 16;
-        p.HV = 32;
+        Problem p = sized(op, pass);
         p.initial_state = p.output_final_state = true;
         p.packed = p.use_qk_l2norm = everything;
         if (everything && definition_of(p).facts().householder) p.num_householder = 2;
@@ -44,12 +48,7 @@ inline std::vector<Problem> stage_problems() {
       }
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const std::string& op : names) {
-      Problem p;
-      p.op = op;
-      p.pass = pass;
-      p.T = 2048;
-      p.H = 16;
-      p.HV = 32;
+      Problem p = sized(op, pass);
       p.summary = true;
       p.transition = p.initial_state = pass == Pass::forward;
       p.output_final_state = pass == Pass::backward;

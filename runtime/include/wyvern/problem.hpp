@@ -143,8 +143,8 @@ struct Problem {
   /// Forward and recurrent, with inplace_state: these rows are read from and written to the pool
   /// `conv_state`, in the slots of `state`.
   bool inplace_conv_state = false;
-  /// Columns of a slot of conv_state, at least short_conv - 1, of which the first short_conv - 1
-  /// are in use; unset: short_conv - 1.
+  /// Columns of a slot of conv_state, at least short_conv - 1; the first short_conv - 1 are in use.
+  /// Unset: short_conv - 1.
   std::optional<std::int64_t> conv_columns;
   bool conv_tokens_first = false;  ///< slots of conv_state are [columns, channels]
 
