@@ -138,10 +138,10 @@ set_up_python() {
   export WYVERN_TEST_PYTHON
 }
 
-# What the tests of wyvern.fla and wyvern.transformers need beside PyTorch, in the environment of a
+# What the tests of wyvern.fla, wyvern.transformers and wyvern.megatron need beside PyTorch, in the environment of a
 # Python of ours. If it cannot be installed they are skipped and say so.
 set_up_peers() {
-  local peers=(flash-linear-attention==0.6.0 transformers==5.23.0) missing=() peer
+  local peers=(flash-linear-attention==0.6.0 transformers==5.23.0 megatron-core==0.16.1) missing=() peer
   for peer in "${peers[@]}"; do
     "$1" -c 'import sys; from importlib.metadata import version
 name, wanted = sys.argv[1].split("=="); assert version(name) == wanted' "$peer" >>"$log" 2>&1 ||
@@ -150,7 +150,9 @@ name, wanted = sys.argv[1].split("=="); assert version(name) == wanted' "$peer" 
   [ ${#missing[@]} = 0 ] && return
   say "installing ${missing[*]} into build/pyenv (a minute, 200 MB)"
   # The extra asks for Triton, which PyTorch for CPUs comes without.
-  "$1" -m pip install --quiet --retries 1 "${peers[@]/#flash-linear-attention/flash-linear-attention[cpu]}" \
-    >>"$log" 2>&1 ||
-    say "${missing[*]} cannot be installed, so the tests of what they call are skipped; $log says why"
+  for peer in "${missing[@]}"; do
+    "$1" -m pip install --quiet --retries 1 "${peer/#flash-linear-attention/flash-linear-attention[cpu]}" \
+      >>"$log" 2>&1 ||
+      say "$peer cannot be installed, so the tests of what calls it are skipped; $log says why"
+  done
 }

@@ -41,7 +41,8 @@ class Package(unittest.TestCase):
 
     def test_operators_say_that_torch_is_missing(self):
         for code in ("import wyvern; wyvern.ops", "import wyvern.ops", "import wyvern.fla", "import wyvern.stages",
-                     "import wyvern.transformers", "import wyvern.vllm", "import wyvern.sglang", "import wyvern; wyvern.tune"):
+                     "import wyvern.transformers", "import wyvern.megatron", "import wyvern.vllm", "import wyvern.sglang",
+                     "import wyvern; wyvern.tune"):
             done = python(code)
             self.assertIn("ImportError: wyvern's operators need PyTorch 2.10 or later", done.stderr)
             self.assertIn("pip install 'torch>=2.10'", done.stderr)

@@ -8,7 +8,8 @@
 ``policy`` says where their plans come from and when they are tuned (``wait_for_tuning`` waits for that),
 ``tune`` finds faster ones, ``prepared`` tells which are in use and ``cache`` looks after what is stored.
 ``plan_digest`` and ``distributed`` see to it that the ranks of a job have the same.
-``fla``, ``transformers``, ``vllm``, ``sglang`` and ``flashinfer`` have those libraries compute with them;
+``fla``, ``transformers``, ``megatron``, ``vllm``, ``sglang`` and ``flashinfer`` have those libraries compute with
+them;
 ``stages`` has parts of a forward pass.
 Nothing here imports PyTorch before it is used. The distribution is ``wyvern-kernels``: ``wyvern`` on PyPI is
 another project's.
@@ -25,7 +26,7 @@ from ._extension import prepared, version
 from ._policy import policy, wait_for_tuning
 
 if TYPE_CHECKING:
-    from . import cache, distributed, fla, flashinfer, layers, ops, stages, transformers
+    from . import cache, distributed, fla, flashinfer, layers, megatron, ops, stages, transformers
     from .distributed import plan_digest
     from .tuning import tune
 
@@ -36,6 +37,7 @@ __all__ = [
     "fla",
     "flashinfer",
     "layers",
+    "megatron",
     "ops",
     "plan_digest",
     "policy",
@@ -49,7 +51,8 @@ __all__ = [
 ]
 
 _MODULES = (
-    "cache", "distributed", "fla", "flashinfer", "layers", "ops", "sglang", "stages", "transformers", "vllm",
+    "cache", "distributed", "fla", "flashinfer", "layers", "megatron", "ops", "sglang", "stages", "transformers",
+    "vllm",
 )  # fmt: skip
 _FUNCTIONS = {"tune": "tuning", "plan_digest": "distributed"}  # by the module that has them
 

@@ -122,7 +122,7 @@ def serving_layer(
     function: Callable[..., Any],
     is_on: Callable[[], bool],
 ) -> Callable[..., Any]:
-    """original, a layer's ``forward``, which function computes as a whole where it can.
+    """original, a layer's ``forward`` or another method of it, which function computes as a whole where it can.
 
     function: with original's parameters; its result, or None where it computes no such layer or a call in it was
     declined. original computes then, whose calls of operators are served as ever. So it does where it is traced.
@@ -138,24 +138,27 @@ def serving_layer(
     return forward
 
 
-def is_plain(module: object, kind: type) -> bool:
-    """Whether a module is of this class and no other, and calling it runs the forward method of the class alone."""
+def is_plain(module: object, kind: type, known: Callable[[Any], bool] = lambda hook: False) -> bool:
+    """Whether a module is of this class and no other, and calling it runs the forward method of the class alone.
+
+    known: of a hook in front of that method, whether the caller runs it.
+    """
     return (
         type(module) is kind
         and isinstance(module, nn.Module)
         and "forward" not in module.__dict__
         and not hasattr(module, "_hf_hook")
-        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-        and not module._backward_pre_hooks
+        and not (module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+        and all(known(hook) for hook in module._forward_pre_hooks.values())
     )
 
 
-def has_own_forward(kind: type) -> bool:
+def has_own_forward(kind: type, method: str = "forward") -> bool:
     """Whether the ``forward`` of a class, and what wraps it, is of the library that the class is of.
 
     What another library puts in its place may do more, such as exchange tokens between ranks.
     """
-    function: Any = kind.forward  # type: ignore[attr-defined]
+    function: Any = getattr(kind, method)
     while function is not None:
         name = getattr(function, "__globals__", {}).get("__name__", "")
         if name.split(".")[0] != kind.__module__.split(".")[0]:
@@ -181,11 +184,12 @@ Pairs = list[tuple[Callable[..., Any], Callable[..., Any]]]
 
 
 class Layer(NamedTuple):
-    """A class of layers, its ``forward``, and what stands in its place."""
+    """A class of layers, its ``forward`` or another method, and what stands in its place."""
 
     kind: type
     original: Callable[..., Any]
     serving: Callable[..., Any]
+    method: str = "forward"
 
 
 class Enabled:
@@ -251,7 +255,7 @@ class Switch:
                 self.counts.share()
                 self._enabled = True
             for layer in found_layers:
-                layer.kind.forward = layer.serving
+                setattr(layer.kind, layer.method, layer.serving)
             self._layers += found_layers
         return Enabled(self, first, bool(found_layers))
 
@@ -271,10 +275,10 @@ class Switch:
                 self._enabled = False
 
     def disable_layers(self) -> None:
-        """Gives layers their own forward methods back."""
+        """Gives layers their own methods back."""
         with self._lock:
             for layer in self._layers:
-                layer.kind.forward = layer.original
+                setattr(layer.kind, layer.method, layer.original)
             self._layers = []
 
     def is_enabled(self) -> bool:
