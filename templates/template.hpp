@@ -105,7 +105,7 @@ struct TensorMapUse {
   std::size_t parameter = 0;  ///< which of the template's parameters it is; set by registration
 };
 inline constexpr std::size_t kMaxTensorMaps = 10;  ///< of one template
-inline constexpr std::size_t kMaxStrided = 10;     ///< tensors of one template
+inline constexpr std::size_t kMaxStrided = 12;     ///< tensors of one template
 
 /// The launch of one kernel: CUDA's grid and block, or the CPU's grid of block-function calls.
 struct Geometry {

@@ -390,6 +390,38 @@ TEST_F(Spills, OutputNormAndItsGradientsHaveNone) {
       }
 }
 
+TEST_F(Spills, DecodingWithConvolutionHasFewMore) {
+  const auto spilled = [](const char* id, const Problem& p, const Config& config) {
+    const Constants constants = problem_constants(p);
+    return compile({find_template(id), constants, config, cuda_target("sm_90a")})
+        .resources.spill_bytes;
+  };
+  const Template& t = *find_template("recurrent_conv.hopper");
+  for (const std::string_view op : {"gated_delta_rule", "kda", "gdn2"})
+    for (const std::int64_t width : {2, 4})
+      for (const bool in_place : {false, true}) {
+        Problem p = problem(90, 16, 32, 128, 128);
+        p.op = op;
+        p.pass = Pass::recurrent;
+        p.dtype = p.beta_dtype = p.g_dtype = DType::bf16;
+        p.use_qk_l2norm = p.use_gate_in_kernel = p.has_dt_bias = true;
+        p.use_beta_sigmoid = op != "gdn2";
+        p.output_norm = Activation::silu;
+        p.short_conv = width;
+        p.has_conv_bias = p.packed = true;
+        p.initial_conv_state = p.output_conv_state = !in_place;
+        p.initial_state = p.output_final_state = !in_place;
+        p.inplace_state = p.inplace_conv_state = p.state_index = in_place;
+        p.has_initial_state = p.output_state_index = in_place;
+        p.conv_tokens_first = in_place && width == 4;
+        p.state_v_first = in_place;
+        for (const Config& config : space(t, problem_constants(p), kHopper))
+          EXPECT_LE(spilled("recurrent_conv.hopper", p, config),
+                    spilled("recurrent.hopper", p, config) + 16)
+              << op << width << in_place << ' ' << config.to_string();
+      }
+}
+
 TEST_F(Spills, ShortConvAndItsGradientsHaveNone) {
   for (const auto& [id, pass, in_place] : {std::tuple("short_conv.portable", Pass::forward, false),
                                            {"short_conv.portable", Pass::forward, true},

@@ -684,6 +684,42 @@ TEST_P(EmulatedManyStates, WithNormalizedOutputs) {
   }
 }
 
+/// Rows that the same launch convolves, from windows outside of a pool and in its slots, and with
+/// the bits of two launches.
+TEST_P(EmulatedManyStates, BehindConvolvedRows) {
+  for (const std::int64_t width : {2, 3, 4})
+    for (const bool in_place : {false, true}) {
+      SCOPED_TRACE(fmt::format("width={} in_place={}", width, in_place));
+      Problem p = pool();
+      p.dtype = p.beta_dtype = width == 3 ? DType::fp16 : DType::bf16;
+      p.HV = 4, p.V = 128;
+      p.short_conv = width;
+      p.has_conv_bias = width != 3;
+      p.conv_activation = width == 2 ? Activation::none : Activation::silu;
+      if (width != 2) p.output_norm = Activation::silu;
+      if (in_place) {
+        p.inplace_conv_state = true;
+        p.conv_tokens_first = width != 3;
+        if (width != 2) p.conv_columns = 6;
+      } else {
+        p.inplace_state = p.state_index = p.has_initial_state = false;
+        p.state_slots = 0;
+        p.initial_state = p.initial_conv_state = width != 3;
+        p.output_final_state = p.output_conv_state = true;
+      }
+      const OperatorData data = make_data(p, Gate::typical, 47, {2, 8, 1, 0, 5, 3, 1, 6});
+      const auto one = plan_with(device(), data.problem, "recurrent_conv.hopper");
+      ASSERT_TRUE(one.has_value());
+      check_strided_rows(prepare(data.problem, *one), data);
+      const auto two = plan_with(device(), data.problem, "recurrent.hopper");
+      ASSERT_TRUE(two.has_value());
+      const HostTensors outputs = run_operator(device(), prepare(data.problem, *one), data);
+      const HostTensors wanted = run_operator(device(), prepare(data.problem, *two), data);
+      for (const auto& [name, tensor] : wanted)
+        EXPECT_TRUE(same_bytes(outputs.at(name), tensor)) << name;
+    }
+}
+
 /// Whatever V is, the kernel is right or not legal.
 TEST_P(EmulatedManyStates, OfAnyWidth) {
   int served = 0;

@@ -6,6 +6,7 @@
 #include "templates/decode/recurrent/hopper_layout.hpp"
 #include "templates/decode/recurrent/portable_layout.hpp"
 #include "templates/decode/stages.hpp"
+#include "templates/layer/stages.hpp"
 #include "templates/pool_contract.hpp"
 
 namespace wyvern::recurrent {
@@ -66,6 +67,20 @@ std::string hopper_illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
+std::string hopper_conv_illegal(const Spec& s, const Limits& limits) {
+  if (s.CONV_WIDTH == 0) return "the problem has no short_conv";
+  if (s.DTYPE == DType::fp32) return "a warp has no registers for windows of fp32 rows";
+  if (s.INDEX_COLUMNS || s.INTERMEDIATE_STATES) return "it convolves no drafts";
+  if (std::string reason = hopper_illegal(s, limits); !reason.empty()) return reason;
+  return cuda::exceeds_shared(HopperLayout(s, true).bytes, limits);
+}
+
+/// Of a launch: at most one a multiprocessor, of which each takes whole groups of items.
+std::int64_t blocks(std::int64_t groups, const Limits& limits) {
+  return limits.multiprocessors > 0 ? std::min<std::int64_t>(groups, limits.multiprocessors)
+                                    : groups;
+}
+
 /// Hopper: one persistent block per multiprocessor; it goes through states of heads.
 Template hopper(Template t) {
   t.variant = "hopper";
@@ -88,13 +103,45 @@ Template hopper(Template t) {
            0.01 * static_cast<double>(s.num_stages);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    const std::int64_t items = e.N * s.HV;
-    return Geometry{
-        .grid = {limits.multiprocessors > 0 ? std::min<std::int64_t>(items, limits.multiprocessors)
-                                            : items,
-                 1, 1},
-        .threads = kWarps * 32,
-        .shared_bytes = HopperLayout(s).bytes};
+    return Geometry{.grid = {blocks(e.N * s.HV, limits), 1, 1},
+                    .threads = block_warps(false) * 32,
+                    .shared_bytes = HopperLayout(s).bytes};
+  };
+  return t;
+}
+
+/// Hopper: the same with the convolution of q, k and v; a block takes all value heads of a key
+/// head, whose window only it reads and writes.
+Template hopper_with_conv(Template t) {
+  t = hopper(std::move(t));
+  t.name = "recurrent_conv";
+  t.summary = "The recurrence token by token, with the convolution in front of it.";
+  t.covers = {stages::short_conv_step,
+              {stages::recurrent, {{"q", "q_conv"}, {"k", "k_conv"}, {"v", "v_conv"}}}};
+  t.constants.insert(t.constants.end(), {constant::CONV_WIDTH, constant::CONV_SILU,
+                                         constant::CONV_LENGTH, constant::CONV_TOKENS_FIRST});
+  t.strided.push_back("conv_state");
+  t.illegal = hopper_conv_illegal;
+  // One H100, 2026-11-28: of 1 to 256 sequences 2 us more, some more for each state that a block
+  // takes since it has all of a group, and windows and rows at half of memory's rate. At 24 of 24
+  // heads with a gate a channel, one sequence, 12.0 us where two launches take 13.6; 313 and 310 us
+  // for 256.
+  t.cost = [apart = t.cost](const Spec& s, const Workload& w, const Limits& limits) {
+    constexpr double kFirst = 1.9, kState = 1.7, kRate = 0.55;
+    const std::int64_t blocks = std::max(limits.multiprocessors, 1);
+    const std::int64_t later = s.GROUP * cuda::ceil_div(w.extents.N * s.H, blocks) -
+                               cuda::ceil_div(w.extents.N * s.HV, blocks);
+    const auto rows =
+        static_cast<double>(w.extents.B * w.extents.T + 2 * w.extents.N * s.CONV_COLUMNS);
+    const double bytes =
+        rows * static_cast<double>(s.CONV_CHANNELS) * static_cast<double>(size_of(s.DTYPE));
+    return apart(s, w, limits) + kFirst + kState * static_cast<double>(later) +
+           bytes / (kRate * decode::bytes_per_us(limits));
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    return Geometry{.grid = {blocks(e.N * s.H, limits), 1, 1},
+                    .threads = block_warps(true) * 32,
+                    .shared_bytes = HopperLayout(s, true).bytes};
   };
   return t;
 }
@@ -104,7 +151,8 @@ Template hopper(Template t) {
 std::vector<Template> contract() {
   return {decode::portable(stage(),
                            [](const Spec& s) -> std::int64_t { return PortableLayout(s).bytes; }),
-          hopper(stage()), decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
+          hopper(stage()), hopper_with_conv(stage()),
+          decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
 }
 
 }  // namespace wyvern::recurrent

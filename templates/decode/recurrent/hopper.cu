@@ -3,6 +3,10 @@
 // Blocks are persistent, one a multiprocessor; an item is a sequence and value head. One warp
 // starts the loads, one the stores, kRowWarps prepare rows of tokens, and kStateWarps hold a part
 // of the state each from the first token to the last.
+//
+// recurrent_conv also convolves q, k and v. A block then has all value heads of a key head, and one
+// more warp writes a window when the last row that reads it is prepared: so both may be one.
+#include "decode/recurrent/next_windows.cuh"
 #include "decode/recurrent/rows.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 
@@ -11,8 +15,12 @@ struct StateSpec : Spec {
   static constexpr int BV = V, num_warps = recurrent::kStateWarps;
 };
 
-constexpr int kThreads = recurrent::kWarps * 32;
-constexpr recurrent::HopperLayout kLayout{Spec{}};
+constexpr bool kConvolving = decode::kConvolves<Spec>;
+constexpr int kRowWarps = recurrent::row_warps(kConvolving);
+constexpr bool kAhead = !kConvolving;
+constexpr int kMovingWarps = recurrent::moving_warps(kConvolving);
+constexpr int kThreads = recurrent::block_warps(kConvolving) * 32;
+constexpr recurrent::HopperLayout kLayout{Spec{}, kConvolving};
 constexpr recurrent::RowLayout kPlaces{Spec{}};
 constexpr int kStateBytes = K * V * static_cast<int>(sizeof(STATE_DTYPE));
 constexpr bool kFromMemory = INPLACE_STATE || INITIAL_STATE;
@@ -21,9 +29,11 @@ constexpr bool kToMemory = FINAL_STATE || (INPLACE_STATE && !INDEX_COLUMNS && !K
 
 using State = decode::State<StateSpec>;
 using StateItem = decode::StateItem;
+using Tensors = decode::Tensors<Spec>;
+using Convolution = decode::Convolution<Spec>;
 using RowVector = decode::KeyVector<StateSpec, float>;
 using StatePipeline = sm90::Pipeline<num_stages>;
-using RowPipeline = sm90::Pipeline<recurrent::kRowBuffers>;
+using RowPipeline = sm90::Pipeline<recurrent::row_buffers(kConvolving)>;
 constexpr int kKeys = decode::Share<StateSpec>::kKeys;
 constexpr int kValues = decode::Share<StateSpec>::kValues;
 
@@ -43,7 +53,7 @@ struct Block {
     return array_at<kLayout.rows>(shared) + at.buffer * kPlaces.count;
   }
   WYVERN_DEVICE void init() const {
-    states.init(1, 1);
+    states.init(1, kMovingWarps - 1);
     for (int i = 0; i < num_stages; ++i)
       sm90::barrier_init(sm90::barriers_at<kLayout.stepped>(shared) + i, recurrent::kStateWarps);
     rows.init(32, recurrent::kStateWarps);
@@ -82,19 +92,34 @@ WYVERN_DEVICE void take_states(const Block& b, Items items, T* to, bool pool, co
   }
 }
 
+/// Windows are read while the item's last token is computed, and written behind it.
+template <class Items, class S>
+WYVERN_DEVICE void take_windows(const Block& b, Items items, const decode::Tensors<S>& in,
+                                const decode::Convolution<S>& conv) {
+  StateItem item;
+  for (StatePipeline::Position at; items.next(item); at.advance()) {
+    decode::NextWindows<S> windows(item, in, conv);
+    sm90::barrier_wait(b.stepped(at), at.parity);
+    sync_warp();
+    if (lane_index() == 0) sm90::barrier_arrive(b.states.empty(at));
+    windows.store();
+  }
+}
+
 /// Warp `own` of kRowWarps: every so many-th row, loaded before the one that came before is
-/// prepared.
+/// prepared where registers hold two.
 template <class Items>
-WYVERN_DEVICE void prepare_rows(const Block& b, Items items, const decode::Tensors<Spec>& in,
-                                int own, const Extents& e) {
+WYVERN_DEVICE void prepare_rows(const Block& b, Items items, const Tensors& in,
+                                const Convolution& conv, int own, const Extents& e) {
   decode::Row<Spec> held;
   RowPipeline::Position at, to;
   bool holds = false;
   const auto finish = [&] {
     if (!holds) return;
     b.rows.wait_empty(to);
-    held.prepare(b.row(to), e);
+    held.prepare(b.row(to), in, conv, e);
     sm90::barrier_arrive(b.rows.full(to));
+    holds = false;
   };
   StateItem item;
   int turn = 0;
@@ -102,14 +127,15 @@ WYVERN_DEVICE void prepare_rows(const Block& b, Items items, const decode::Tenso
     if (item.slots.null) continue;
     for (int64 row = item.begin * STEPS; row < item.end * STEPS; ++row, at.advance()) {
       const bool mine = turn == own;
-      if (++turn == recurrent::kRowWarps) turn = 0;
+      if (++turn == kRowWarps) turn = 0;
       if (!mine) continue;
       decode::Row<Spec> next;
-      next.load(in, row, item.head);
-      finish();
+      next.load(in, conv, row, item);
+      if constexpr (kAhead) finish();
       held = next;
       to = at;
       holds = true;
+      if constexpr (!kAhead) finish();
     }
   }
   finish();
@@ -209,42 +235,24 @@ WYVERN_DEVICE void touch(const STATE_DTYPE* state, int column) {
   State::for_runs(column, [&](int offset, int, int) { sm90::touch(state + offset); });
 }
 
-WYVERN_KERNEL(kThreads, 1) {
-  const Block b{sm90::swizzled_memory()};
-  if (thread_index() == 0) b.init();
-  sync_block();
-  const auto find = [&](int64 n, int head) {
-    return find_starting_state<Spec>(n, head, e, state_stride, state_index, output_state_index,
-                                     num_accepted, intermediate_index);
-  };
-  using Seqlens = SEQLENS_DTYPE;
-  decode::StateItems<Spec, decltype(find), Seqlens> items(e, find, cu_seqlens, has_initial_state);
-
-  const int warp = sm90::uniform(warp_index());
-  if (warp == 0) return bring_states(b, items, INPLACE_STATE ? state : initial_state);
-  if (warp == 1) {
-    if constexpr (FINAL_STATE)
-      take_states(b, items, final_state, false, e);
-    else
-      take_states(b, items, state, true, e);
-    return;
+template <class Params>
+WYVERN_DEVICE Convolution convolution_of(const Params& p) {
+  if constexpr (kConvolving) {
+    const int64 keys = int64{p.e.H} * K, values = int64{p.e.HV} * V;
+    return {p.conv_weight,
+            p.conv_bias,
+            {p.initial_conv_state, p.final_conv_state, p.conv_state, p.conv_state_stride,
+             p.state_index, p.output_state_index, p.has_initial_state},
+            keys + STEPS * (keys + values)};
+  } else {
+    return {};
   }
-  if (warp < 2 + recurrent::kRowWarps) {
-    const decode::Tensors<Spec> in{{q, q_stride},
-                                   {k, k_stride},
-                                   {v, v_stride},
-                                   {beta, beta_stride},
-                                   {erase, erase_stride},
-                                   {write, write_stride},
-                                   {g, g_stride},
-                                   A_log,
-                                   dt_bias,
-                                   {norm_gate, norm_gate_stride},
-                                   norm_weight};
-    return prepare_rows(b, items, in, warp - 2, e);
-  }
+}
 
-  const int column = (warp - 2 - recurrent::kRowWarps) * decode::kColumns<StateSpec>;
+/// The part of a warp that holds a part of each state.
+template <class Items, class Params>
+WYVERN_DEVICE void decode_items(const Block& b, Items items, int column, const Params& p) {
+  const Extents& e = p.e;
   StateItem item;
   RowPipeline::Position row_at;
   for (StatePipeline::Position at; items.next(item); at.advance()) {
@@ -253,26 +261,77 @@ WYVERN_KERNEL(kThreads, 1) {
     b.states.wait_full(at);
     touch(b.state(at), column);
     if (kFromMemory && item.starts)
-      S.load(b.state(at), column, scale_at<Spec>(state_scale, item.slots.from_scale));
+      S.load(b.state(at), column, scale_at<Spec>(p.state_scale, item.slots.from_scale));
+    const TokenRows<DTYPE> o{p.o, p.o_stride};
     if (item.slots.null)
-      decode::clear_output<StateSpec>({o, o_stride}, item.begin, item.end, item.head, column);
+      decode::clear_output<StateSpec>(o, item.begin, item.end, item.head, column);
     else
-      decode_item(b, S, row_at, item, column, {o, o_stride}, e.norm_eps, [&](int64 token) {
+      decode_item(b, S, row_at, item, column, o, e.norm_eps, [&](int64 token) {
         if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
           const StateSlots own =
-              token_slot<Spec>(item.n, token, item.head, e, state_stride, state_index);
-          if (!own.null) S.store(state + own.to, column, scale_at<Spec>(state_scale, own.to_scale));
+              token_slot<Spec>(item.n, token, item.head, e, p.state_stride, p.state_index);
+          if (!own.null)
+            S.store(p.state + own.to, column, scale_at<Spec>(p.state_scale, own.to_scale));
         }
         if constexpr (INTERMEDIATE_STATES) {
           const int64 to =
-              intermediate_state<Spec>(item.n, token, item.head, e, intermediate_index);
-          if (to != kNoState) S.store(intermediate_states + to, column);
+              intermediate_state<Spec>(item.n, token, item.head, e, p.intermediate_index);
+          if (to != kNoState) S.store(p.intermediate_states + to, column);
         }
       });
     if constexpr (kToMemory)
-      S.store<true>(b.state(at), column, scale_at<Spec>(state_scale, item.slots.to_scale));
+      S.store<true>(b.state(at), column, scale_at<Spec>(p.state_scale, item.slots.to_scale));
     sm90::fence_proxy_async();
     sync_warp();
     if (lane_index() == 0) sm90::barrier_arrive(b.stepped(at));
   }
+}
+
+template <class Params>
+WYVERN_DEVICE void decode_states(const Block& b, const Params& p) {
+  const Extents& e = p.e;
+  const auto find = [&](int64 n, int head) {
+    return find_starting_state<Spec>(n, head, e, p.state_stride, p.state_index,
+                                     p.output_state_index, p.num_accepted, p.intermediate_index);
+  };
+  const Convolution conv = convolution_of(p);
+  // Who holds states has no registers for windows.
+  const auto items_with = [&]<class Windows>(const Windows& windows) {
+    return decode::StateItems<Spec, kConvolving ? GROUP : 1, decltype(find), Windows,
+                              SEQLENS_DTYPE>(e, find, windows, p.cu_seqlens, p.has_initial_state);
+  };
+  const auto states = items_with(decode::NoWindows{});
+  const Tensors in{{p.q, p.q_stride},
+                   {p.k, p.k_stride},
+                   {p.v, p.v_stride},
+                   {p.beta, p.beta_stride},
+                   {p.erase, p.erase_stride},
+                   {p.write, p.write_stride},
+                   {p.g, p.g_stride},
+                   p.A_log,
+                   p.dt_bias,
+                   {p.norm_gate, p.norm_gate_stride},
+                   p.norm_weight,
+                   e.H};
+
+  const int warp = sm90::uniform(warp_index());
+  if (warp == 0) return bring_states(b, states, INPLACE_STATE ? p.state : p.initial_state);
+  if (warp == 1) {
+    if constexpr (FINAL_STATE)
+      return take_states(b, states, p.final_state, false, e);
+    else
+      return take_states(b, states, p.state, true, e);
+  }
+  if constexpr (kConvolving)
+    if (warp == 2) return take_windows(b, items_with(conv), in, conv);
+  const int row_warp = warp - kMovingWarps;
+  if (row_warp < kRowWarps) return prepare_rows(b, items_with(conv), in, conv, row_warp, e);
+  decode_items(b, states, (row_warp - kRowWarps) * decode::kColumns<StateSpec>, p);
+}
+
+WYVERN_KERNEL(kThreads, 1) {
+  const Block b{sm90::swizzled_memory()};
+  if (thread_index() == 0) b.init();
+  sync_block();
+  decode_states(b, Params{WYVERN_ARGUMENTS});
 }

@@ -1,4 +1,4 @@
-// Shared memory and warps of a block of recurrent.hopper.
+// Shared memory and warps of a block of recurrent.hopper and recurrent_conv.hopper.
 #pragma once
 
 #include "device/cuda/sm90/layout.hpp"
@@ -6,9 +6,15 @@
 namespace wyvern::recurrent {
 
 constexpr int kStateWarps = 8;  ///< that hold a state
-constexpr int kRowWarps = 3;    ///< that prepare rows
-constexpr int kWarps = 2 + kRowWarps + kStateWarps;
-constexpr int kRowBuffers = 2 * kRowWarps;
+
+/// Warps that prepare rows; of rows that they also convolve each takes half as long again.
+constexpr int row_warps(bool convolves) { return convolves ? 5 : 3; }
+/// That move states, and windows.
+constexpr int moving_warps(bool convolves) { return convolves ? 3 : 2; }
+constexpr int block_warps(bool convolves) {
+  return moving_warps(convolves) + row_warps(convolves) + kStateWarps;
+}
+constexpr int row_buffers(bool convolves) { return 2 * row_warps(convolves); }
 
 /// A row of k and its factors, in floats: normalized k, scaled q, a decay for each key with
 /// VECTOR_GATE, erase k with ERASE_WRITE, v, and the decay of all keys, beta, k . q. With
@@ -32,18 +38,19 @@ struct RowLayout {
 template <class S>
 struct HopperLayout {
   cuda::ArrayPlace states;  ///< one after the other, each as in memory
-  cuda::ArrayPlace rows;    ///< kRowBuffers of RowLayout
+  cuda::ArrayPlace rows;    ///< row_buffers() of RowLayout
   cuda::sm90::BarrierPlace state_barriers, stepped, row_barriers;
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s) {
+  constexpr explicit HopperLayout(const S& s, bool convolves = false) {
     const auto count = static_cast<long long>(s.num_stages);
+    const int buffers = row_buffers(convolves);
     cuda::LayoutBuilder at;
     states = at.array(count * s.K * s.V, s.STATE_DTYPE);
-    rows = at.array(kRowBuffers * RowLayout<S>(s).count);
+    rows = at.array(buffers * RowLayout<S>(s).count);
     state_barriers = cuda::sm90::barriers(at, 2 * count);
     stepped = cuda::sm90::barriers(at, count);
-    row_barriers = cuda::sm90::barriers(at, 2 * kRowBuffers);
+    row_barriers = cuda::sm90::barriers(at, 2 * buffers);
     bytes = at.bytes;
   }
 };

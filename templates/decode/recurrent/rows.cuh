@@ -1,9 +1,9 @@
 // A token's row of k, and its other inputs, prepared for the warps that hold the state: in fp32,
-// with norms, gates and factors applied once for all threads. S is the kernel's Spec.
+// convolved, with norms, gates and factors applied once for all threads. S is the kernel's Spec.
 #pragma once
 
+#include "decode/recurrent/held_rows.cuh"
 #include "decode/recurrent/hopper_layout.hpp"
-#include "decode/recurrent/items.cuh"
 
 namespace wyvern::cuda::decode {
 
@@ -17,53 +17,26 @@ struct Tensors {
   const float *A_log, *dt_bias;
   Rows<S::DTYPE> norm_gate;
   const float* norm_weight;
+  int key_heads;
+
+  // Channels of the convolution are those of q, then of each step of k, then of each step of v.
+  WYVERN_DEVICE HeadRows<S> queries(int head) const {
+    const int column = head / S::GROUP * S::K;
+    return {q.at(0, column), 1, column};
+  }
+  WYVERN_DEVICE HeadRows<S> keys(int head, int step) const {
+    const int column = head / S::GROUP * S::K;
+    return {k.at(step, column), S::STEPS, (1 + step) * width() + column};
+  }
+  WYVERN_DEVICE HeadRows<S> values(int head, int step) const {
+    const int column = head * S::V;
+    return {v.at(step, column), S::STEPS,
+            (1 + S::STEPS) * width() + step * (int64{key_heads} * S::GROUP * S::V) + column};
+  }
+
+ private:
+  WYVERN_DEVICE int64 width() const { return int64{key_heads} * S::K; }
 };
-
-/// A warp's part of a vector, four neighbours a lane and turn; zeros past its end.
-template <class T, int Count>
-struct WarpVector {
-  static constexpr int kTurns = larger(ceil_div(Count, 128), 1);
-  Vector<T, 4> part[kTurns] = {};
-
-  /// visit(turn, index of the turn's first element) for the lane's turns.
-  template <class Visit>
-  WYVERN_DEVICE static void each(Visit&& visit) {
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-      const int first = t * 128 + lane_index() * 4;
-      if (Count % 128 == 0 || first < Count) visit(t, first);
-    }
-  }
-  WYVERN_DEVICE void load(const T* from) {
-    each([&](int t, int first) { part[t] = cuda::load<4>(from + first); });
-  }
-  WYVERN_DEVICE void store(T* to) const {
-    each([&](int t, int first) { store_run<true>(to + first, part[t].at); });
-  }
-  /// change(x, turn, i) of all elements.
-  template <class Change>
-  WYVERN_DEVICE void change(Change&& change) {
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) part[t].at[i] = change(part[t].at[i], t, i);
-  }
-  WYVERN_DEVICE float dot(const WarpVector& with) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum = fused_multiply_add(part[t].at[i], with.part[t].at[i], sum);
-    return sum_warp(sum);
-  }
-};
-
-template <class T, int Count>
-WYVERN_DEVICE WarpVector<float, Count> in_floats(const WarpVector<T, Count>& x) {
-  WarpVector<float, Count> y;
-  y.change([&](float, int t, int i) { return to_float(x.part[t].at[i]); });
-  return y;
-}
 
 /// Row `row` of k and value head `head`: of a token's STEPS rows the first decays the state, the
 /// last reads it with q. By a warp; it holds what is stored, so that nothing waits for a load
@@ -73,14 +46,15 @@ class Row {
  public:
   static constexpr recurrent::RowLayout<S> kPlaces{S{}};
 
-  WYVERN_DEVICE void load(const Tensors<S>& in, int64 row, int head) {
-    first_ = row % S::STEPS == 0;
-    last_ = row % S::STEPS == S::STEPS - 1;
+  WYVERN_DEVICE void load(const Tensors<S>& in, const Convolution<S>& conv, int64 row,
+                          const StateItem& item) {
+    const int head = head_ = item.head, step = step_ = static_cast<int>(row % S::STEPS);
+    first_ = step == 0;
+    last_ = step == S::STEPS - 1;
     const int64 token = row / S::STEPS;
-    const int keys = head / S::GROUP * S::K;
-    k_.load(in.k.row(row) + keys);
-    if (last_) q_.load(in.q.row(token) + keys);
-    v_.load(in.v.row(row) + head * S::V);
+    k_.load(in.keys(head, step), token, item, conv);
+    if (last_) q_.load(in.queries(head), token, item, conv);
+    v_.load(in.values(head, step), token, item, conv);
     if constexpr (S::ERASE_WRITE) {
       erase_.load(in.erase.row(row) + head * S::K);
       write_.load(in.write.row(row) + head * S::V);
@@ -95,14 +69,15 @@ class Row {
     }
   }
 
-  WYVERN_DEVICE void prepare(float* to, const Extents& e) const {
-    auto k = in_floats(k_), q = in_floats(q_);
+  WYVERN_DEVICE void prepare(float* to, const Tensors<S>& in, const Convolution<S>& conv,
+                             const Extents& e) const {
+    auto k = k_.floats(in.keys(head_, step_), conv), q = q_.floats(in.queries(head_), conv);
     if constexpr (S::QK_L2NORM) scale(k, reciprocal_sqrt(k.dot(k) + 1e-6f));
     const float q_rstd = S::QK_L2NORM ? reciprocal_sqrt(q.dot(q) + 1e-6f) : 1.0f;
     scale(q, last_ ? e.scale * q_rstd : 0.0f);
     k.store(to + kPlaces.k);
     q.store(to + kPlaces.q);
-    auto v = in_floats(v_);
+    auto v = v_.floats(in.values(head_, step_), conv);
     float beta = 1.0f;
     if constexpr (S::ERASE_WRITE) {
       auto erasing = in_floats(erase_);
@@ -154,9 +129,10 @@ class Row {
     x.change([&](float y, int, int) { return y * factor; });
   }
 
+  int head_ = 0, step_ = 0;
   bool first_ = true, last_ = true;
-  WarpVector<Element<S::DTYPE>, S::K> k_, q_;
-  WarpVector<Element<S::DTYPE>, S::V> v_;
+  HeldRow<S, S::K> k_, q_;
+  HeldRow<S, S::V> v_;
   Element<S::BETA_DTYPE> beta_{};
   Element<S::G_DTYPE> gate_{};
   float bias_ = 0.0f, A_log_ = 0.0f;
