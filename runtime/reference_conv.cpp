@@ -41,12 +41,23 @@ ConvolvedRows::ConvolvedRows(const Problem& problem, const Arguments& host)
 
 ConvolvedRows::Windows ConvolvedRows::windows_of(std::int64_t n) const {
   const std::optional<SequenceSlots> slots = slots_of(p_, host_, n);
-  Windows windows;
-  windows.null = !slots;
-  if (slots && (p_.initial_conv_state || p_.inplace_conv_state) && starts_from_slot(p_, host_, n))
-    windows.from = slots->from;
-  if (p_.output_conv_state) windows.to = n;
-  if (p_.inplace_conv_state && slots && !p_.disable_state_update) windows.to = slots->to;
+  if (!slots) return {};
+  const std::size_t at = static_cast<std::size_t>(n);
+  const std::int64_t length = offsets_[at + 1] - offsets_[at];
+  Windows windows{.from = slots->from, .to = slots->to, .row = length - before_, .count = before_};
+  if (p_.index_columns != 0) {
+    windows.from = windows.to = slot_at(p_, host_.state_index, n * p_.index_columns);
+    windows.column = static_cast<std::int64_t>(load(host_.num_accepted, n)) - 1;
+    windows.row = 1 - before_;
+    windows.count = before_ - 1 + std::min(length, p_.index_columns);
+    if (length == 0) windows.to.reset();
+  }
+  if (!(p_.initial_conv_state || p_.inplace_conv_state) || !starts_from_slot(p_, host_, n))
+    windows.from.reset();
+  if (p_.output_conv_state)
+    windows.to = n;
+  else if (!p_.inplace_conv_state || p_.disable_state_update)
+    windows.to.reset();
   return windows;
 }
 
@@ -76,7 +87,7 @@ double ConvolvedRows::given(const Line& line, std::int64_t t) const {
   const Windows& windows = windows_[static_cast<std::size_t>(line.n)];
   if (!windows.from) return 0;
   return load(p_.inplace_conv_state ? host_.conv_state : host_.initial_conv_state,
-              window_place(line, *windows.from, before_ + t));
+              window_place(line, *windows.from, windows.column + before_ + t));
 }
 
 double ConvolvedRows::summed(const Line& line, std::int64_t t) const {
@@ -120,9 +131,9 @@ void ConvolvedRows::finish(Reference& result) const {
   for (const Rows& rows : rows_)
     for_each_line(rows, [&](const Line& line) {
       const Windows& windows = windows_[static_cast<std::size_t>(line.n)];
-      for (std::int64_t j = 0; windows.to && !windows.null && j < before_; ++j)
+      for (std::int64_t j = 0; windows.to && j < windows.count; ++j)
         last[static_cast<std::size_t>(window_place(line, *windows.to, j))] =
-            given(line, line.length - before_ + j);
+            given(line, windows.row + j);
     });
 }
 

@@ -38,8 +38,10 @@ class ConvolvedRows {
   /// The windows of a sequence, by their slots.
   struct Windows {
     std::optional<std::int64_t> from;  ///< nothing: zeros
+    std::int64_t column = 0;           ///< the first of them in that slot
     std::optional<std::int64_t> to;    ///< nothing: not written
-    bool null = false;
+    /// The row that goes to the first column of `to`, and how many do.
+    std::int64_t row = 0, count = 0;
   };
 
   /// Calls `work` with every channel of every sequence.

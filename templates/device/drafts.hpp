@@ -10,6 +10,17 @@ namespace wyvern {
 /// Stand for no element of a tensor of states, and no token of a sequence.
 inline constexpr int kNoState = -1, kNoToken = -2;
 
+/// With INDEX_COLUMNS: the slot that sequence n starts from, in column num_accepted[n] - 1 of its
+/// row of state_index; kNoState without such a column, or where that holds no slot's index.
+template <class Index>
+decltype(Extents::S) accepted_slot(decltype(Extents::N) n, const Extents& e,
+                                   const Index* state_index, const Index* num_accepted) {
+  const decltype(Extents::M) accepted = num_accepted[n];
+  if (accepted < 1 || accepted > e.M) return kNoState;
+  const decltype(Extents::S) slot = state_index[n * e.M + accepted - 1];
+  return is_slot(slot, e) ? slot : kNoState;
+}
+
 /// As find_states(), but with INDEX_COLUMNS: then a sequence starts from the slot in column
 /// num_accepted[n] - 1 of its row of state_index, and `to` has no meaning. With PARENT a sequence
 /// without a row of intermediate_states, where its tokens find their parents' states, is a null
@@ -22,10 +33,8 @@ StateSlots find_starting_state(decltype(Extents::N) n, int head, const Extents& 
   if constexpr (S::PARENT)
     if (intermediate_index[n] < 0 || intermediate_index[n] >= e.R) return {.null = true};
   if constexpr (S::INDEX_COLUMNS) {
-    const decltype(Extents::M) accepted = num_accepted[n];
-    if (accepted < 1 || accepted > e.M) return {.null = true};
-    const decltype(Extents::S) slot = state_index[n * e.M + accepted - 1];
-    if (!is_slot(slot, e)) return {.null = true};
+    const decltype(Extents::S) slot = accepted_slot(n, e, state_index, num_accepted);
+    if (slot == kNoState) return {.null = true};
     return {.from = slot * stride + decltype(Extents::S){head} * S::K * S::V,
             .from_scale = slot * e.HV + head};
   } else {

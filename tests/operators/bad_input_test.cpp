@@ -419,9 +419,10 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) { conv_pool(p), p.conv_columns = std::int64_t{1} << 32; }},
       {"conv_tokens_first is true .. false unless inplace_conv_state",
        [](Problem& p) { p.short_conv = 4, p.conv_tokens_first = true; }},
-      {"short_conv is 4 .. absent with index_columns",
+      {"conv_columns is 9 .. between 10 and",
        [=](Problem& p) {
          decode(p), conv_pool(p), p.state_index = true, p.state_slots = 4, p.index_columns = 8;
+         p.conv_columns = 9;
        }},
       {"short_conv is 4 .. absent with intermediate_rows",
        [=](Problem& p) { decode(p), p.short_conv = 4, p.intermediate_rows = 3; }},

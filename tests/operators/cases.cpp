@@ -565,6 +565,39 @@ void add_conv_pools(Cases& cases, Pass pass) {
     cases.add("ConvPoolReadOnly", [=](Problem& p) { pool(p), p.disable_state_update = true; });
 }
 
+/// Drafts of rows that are convolved: windows in front of any token of the step before.
+void add_conv_drafts(Cases& cases) {
+  const auto columns = [](Problem& p) {
+    p.initial_state = p.output_final_state = false;
+    p.short_conv = 4, p.inplace_state = p.inplace_conv_state = p.state_index = true;
+    p.B = p.N = 6, p.T = 4, p.state_slots = 40, p.index_columns = 5;
+  };
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const bool tokens_first : {false, true})
+      for (const std::int64_t W : {2, 3, 4})
+        cases.add(
+            fmt::format("ConvColumns_{}W{}{}", to_string(dtype), W,
+                        tokens_first ? "TokensFirst" : ""),
+            [=](Problem& p) {
+              columns(p), p.dtype = p.beta_dtype = dtype, p.short_conv = W;
+              p.conv_tokens_first = tokens_first, p.has_conv_bias = W != 3;
+              if (W == 2) p.conv_activation = Activation::none;
+              if (tokens_first) p.conv_columns = 9, p.index_dtype = DType::int64;
+              if (W == 3) p.has_initial_state = p.null_slot_zero = true;
+            },
+            Gate::mixed);
+  for (const bool tokens_first : {false, true})
+    cases.add(fmt::format("ConvColumnsPacked{}", tokens_first ? "TokensFirst" : ""),
+              [=](Problem& p) {
+                columns(p), p.packed = p.use_qk_l2norm = true, p.K = 60, p.V = 40;
+                p.conv_tokens_first = tokens_first;
+              },
+              Gate::typical, {1, 8, 0, 2, 5, 3});
+  cases.add("ConvColumnsOneToken", [=](Problem& p) { columns(p), p.T = p.index_columns = 1; });
+  cases.add("ConvColumnsK33V100", [=](Problem& p) { columns(p), p.K = 33, p.V = 100; });
+  cases.add("ConvColumnsReadOnly", [=](Problem& p) { columns(p), p.disable_state_update = true; });
+}
+
 /// q, k and v convolved: shapes, sequences shorter than the window, empty ones, all windows, those
 /// of pools, and in the backward pass sequences that end in each row around a part of the tokens.
 void add_short_convs(Cases& cases, Pass pass) {
@@ -859,7 +892,8 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_numbers(cases);
   add_gates(cases);
   add_options(cases);
-  if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
+  if (which.pass == Pass::recurrent && takes_drafts(base(which)))
+    add_drafts(cases), add_conv_drafts(cases);
   add_output_norms(cases, base(which));
   add_short_convs(cases, which.pass);
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);

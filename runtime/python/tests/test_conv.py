@@ -404,6 +404,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
         IN_PLACE | {"conv_state": torch.zeros(2, 96, 2)}, ValueError,
         r"conv_state has 3 dimensions and 2 columns; it must be \[slots, C, L\] with L at least 3",
     ),
+    "few columns of drafts": (
+        IN_PLACE | {
+            "conv_state": torch.zeros(2, 96, 4), "state_index": torch.zeros(2, 3, dtype=torch.int32),
+            "num_accepted": torch.ones(2, dtype=torch.int32),
+        }, ValueError,
+        r"conv_state has 3 dimensions and 4 columns; it must be \[slots, C, L\] with L at least 5",
+    ),
     "pool's rank": (
         IN_PLACE | {"conv_state": torch.zeros(2, 96)}, ValueError, "conv_state has 2 dimensions and 96 columns",
     ),
@@ -427,7 +434,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_named(name: str, dtype: torch.dtype) -> None:
     change, kind, message = MISTAKES[name]
-    call = batch(ops.chunk_delta_rule, "cpu", dtype, B=2, T=3, states=False)
+    function = ops.fused_recurrent_delta_rule if "num_accepted" in change else ops.chunk_delta_rule
+    call = batch(function, "cpu", dtype, B=2, T=3, states=False)
     if dtype is torch.float64 and (name == "window's dtype" or "state" in change or "checkpoints" in change):
         pytest.skip("float64 takes windows of any dtype, and no pools")
     with pytest.raises(kind, match=message):

@@ -109,15 +109,19 @@ struct ConvWindow {
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < kBefore; ++j) {
-        T* const to = window + window_place<S>(channel, j, channels);
-        if constexpr (kTokensFirst) {
-          store_vector(to, columns[j]);
-        } else {
+      for (int j = 0; j < kBefore; ++j) store_column(window, j, columns[j], channel, channels);
+    }
+  }
+
+  /// One column of any, of these channels.
+  WYVERN_DEVICE static void store_column(T* window, int64 column, const Vector<T, kVector>& row,
+                                         int64 channel, int64 channels) {
+    T* const to = window + window_place<S>(channel, column, channels);
+    if constexpr (kTokensFirst) {
+      store_vector(to, row);
+    } else {
 #pragma unroll
-          for (int c = 0; c < kVector; ++c) to[c * S::CONV_LENGTH] = columns[j].at[c];
-        }
-      }
+      for (int c = 0; c < kVector; ++c) to[window_place<S>(c, 0, channels)] = row.at[c];
     }
   }
 

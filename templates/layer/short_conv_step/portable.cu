@@ -1,6 +1,7 @@
 // Rows of q, k and v convolved with the rows before them, and each sequence's last rows. A thread
 // has a few channels of a sequence: it reads their window, goes through the sequence and writes the
-// window from which it goes on, so that both may be one.
+// window from which it goes on, or the columns of drafts, so that both may be one.
+#include "device/conv_drafts.hpp"
 #include "device/cuda/conv_taps.cuh"
 #include "layer/layout.hpp"
 
@@ -19,11 +20,12 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 channel = (int64{block_index()} * kThreads + thread_index()) * kVector;
   if (n >= e.N || channel >= channels) return;
   const int64 begin = sequences.begin(n), end = sequences.begin(n + 1);
-  const auto windows =
-      find_windows<Spec>(n, channels, e,
-                         ConvStates<DTYPE, INDEX_DTYPE>{initial_conv_state, final_conv_state,
-                                                        conv_state, conv_state_stride, state_index,
-                                                        output_state_index, has_initial_state});
+  const auto windows = find_step_windows<Spec>(
+      n, end - begin, channels, e,
+      ConvStates<DTYPE, INDEX_DTYPE>{initial_conv_state, final_conv_state, conv_state,
+                                     conv_state_stride, state_index, output_state_index,
+                                     has_initial_state},
+      num_accepted);
   auto rows = rows_of_channel<Spec>(channel, tensors, e);
   rows.given += begin * rows.stride;
   rows.convolved += begin * rows.convolved_stride;
@@ -31,6 +33,13 @@ WYVERN_KERNEL(kThreads, 0) {
   taps.load_from(conv_weight, conv_bias, channel);
   ConvWindow<Spec, DTYPE, kVector> window;
   window.load_from(windows.first, channel, channels);
+  // With INDEX_COLUMNS a row's column comes behind that of the row before it.
+  const bool keeps_rows = INDEX_COLUMNS && !KEEP_POOL && windows.last != nullptr;
+  if (keeps_rows) {
+#pragma unroll
+    for (int j = 1; j < kBefore; ++j)
+      window.store_column(windows.last, j - 1, window.columns[j], channel, channels);
+  }
   Part next = {};
   if (begin < end) next = load<kVector>(rows.given);
 #pragma unroll 1
@@ -48,8 +57,10 @@ WYVERN_KERNEL(kThreads, 0) {
     store_vector(rows.convolved, convolved_row<Spec, DTYPE>(taps, x, kBefore));
     rows.convolved += rows.convolved_stride;
     window.push(now);
+    if (keeps_rows && token - begin < columns_of_tokens(end - begin, e))
+      window.store_column(windows.last, token - begin + kBefore - 1, now, channel, channels);
   }
-  if (KEEP_POOL || windows.last == nullptr) return;
+  if (INDEX_COLUMNS || KEEP_POOL || windows.last == nullptr) return;
   if (windows.null) window.load_from(nullptr, channel, channels);
   window.store_to(windows.last, channel, channels);
 }

@@ -670,7 +670,12 @@ def fused_recurrent_gated_delta_rule(
             any other parent, or that goes on from such a token, is null: its row of o is 0, its state
             is not written. With ``state`` it needs ``disable_state_update``; ``output_final_state`` must
             be false.
-        conv_weight: as there; it goes with neither ``num_accepted`` nor ``intermediate_states``.
+        conv_weight: as there; it does not go with ``intermediate_states``.
+        conv_state: as there; with ``num_accepted`` of L at least W - 2 + M columns. Sequence n has the slot of
+            column 0 of ``state_index`` then: columns ``num_accepted[n] - 1`` to ``num_accepted[n] + W - 3`` are
+            the rows before its first, and where it has l tokens columns 0 to W - 3 + min(l, M) become the last
+            W - 2 of these rows and then those of its tokens. Where that column holds none of a slot, a sequence
+            with a state starts from zeros, and its rows are not written.
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated where it is
             computed, ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's
             row by itself. Rows of null sequences and null tokens stay 0. There is no gradient then, which the
@@ -1387,7 +1392,7 @@ def _check_pool(
                 "output_final_state is true; it must be false with state, which is updated in place"
             )
         _check_conv_pool(problem, pool, inputs)
-    without_rows = ("checkpoints", "intermediate_states", "num_accepted")
+    without_rows = ("checkpoints", "intermediate_states")
     refused = next((name for name in without_rows if name in tensors), None)
     if inputs.conv_weight is not None and refused is not None:
         raise ValueError(f"conv_weight is given; it must be None with {refused}, which keeps no rows")
@@ -1418,10 +1423,13 @@ def _check_conv_pool(problem: Problem, pool: _Pool, inputs: Inputs) -> None:
             "output_conv_state is true; it must be false with conv_state, which is updated in place"
         )
     columns = conv_state.shape[1 if "conv_tokens_first" in pool.fields else -1] if conv_state.dim() else 0
-    if conv_state.dim() != 3 or columns < weight.shape[1] - 1:
+    least = weight.shape[1] - 1
+    if "num_accepted" in pool.tensors:
+        least += max(pool.tensors["state_index"].shape[1], 1) - 1
+    if conv_state.dim() != 3 or columns < least:
         raise ValueError(
             f"conv_state has {conv_state.dim()} dimensions and {columns} columns; it must be [slots, C, L] with L "
-            f"at least {weight.shape[1] - 1}"
+            f"at least {least}"
         )
 
 
