@@ -250,9 +250,8 @@ void check_short_conv(const Problem& p) {
     check_dtype("conv_dtype", p.conv_dtype, {p.dtype, DType::fp32});
   check_range("the number of channels of short_conv", conv_channels(p), 1, kMaxRow);
   check_conv_pool(p);
-  if (p.intermediate_rows)
-    bad("short_conv", *p.short_conv,
-        "absent with intermediate_rows, after whose tokens no rows are kept to go on from");
+  if (p.parent && p.output_conv_state)
+    bad("output_conv_state", "true", "false with parent: a tree has no one window to end with");
   if (has_checkpoints(p))
     bad("short_conv", *p.short_conv,
         "absent with checkpoints, from which no sequence could go on without the rows before them");

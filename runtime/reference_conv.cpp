@@ -8,6 +8,8 @@
 namespace wyvern {
 namespace {
 
+constexpr std::int64_t kNullToken = -2;
+
 void store_rounded(std::vector<unsigned char>& bytes, DType dtype, std::int64_t at, double value) {
   const auto number = static_cast<float>(value);
   const auto put = [&](const auto& stored) {
@@ -35,7 +37,10 @@ ConvolvedRows::ConvolvedRows(const Problem& problem, const Arguments& host)
   rows_ = {{&Arguments::q, "dq", 0, q},
            {&Arguments::k, "dk", q, k},
            {&Arguments::v, "dv", q + k, p_.num_householder * p_.HV * p_.V}};
-  for (std::int64_t n = 0; n < p_.N; ++n) windows_.push_back(windows_of(n));
+  for (std::int64_t n = 0; n < p_.N; ++n) {
+    windows_.push_back(windows_of(n));
+    if (p_.parent) parents_.push_back(parents_of(n));
+  }
   for (const Rows& rows : rows_) convolve(rows);
 }
 
@@ -59,6 +64,30 @@ ConvolvedRows::Windows ConvolvedRows::windows_of(std::int64_t n) const {
   else if (!p_.inplace_conv_state || p_.disable_state_update)
     windows.to.reset();
   return windows;
+}
+
+std::vector<std::int64_t> ConvolvedRows::parents_of(std::int64_t n) const {
+  const std::size_t at = static_cast<std::size_t>(n);
+  const std::int64_t D = draft_tokens_of(p_);
+  std::vector<std::int64_t> parents;
+  for (std::int64_t t = 0; slots_of(p_, host_, n) && t < offsets_[at + 1] - offsets_[at]; ++t) {
+    const std::int64_t from =
+        t < D ? static_cast<std::int64_t>(load(host_.parent, n * D + t)) : kNullToken;
+    const bool live = from == -1 || (from >= 0 && from < t &&
+                                     parents[static_cast<std::size_t>(from)] != kNullToken);
+    parents.push_back(live ? from : kNullToken);
+  }
+  return parents;
+}
+
+std::int64_t ConvolvedRows::before(std::int64_t n, std::int64_t t) const {
+  if (!p_.parent || t < 0) return t - 1;
+  const std::vector<std::int64_t>& parents = parents_[static_cast<std::size_t>(n)];
+  return parents.empty() ? t - 1 : parents[static_cast<std::size_t>(t)];
+}
+
+bool ConvolvedRows::is_null(std::int64_t n, std::int64_t t) const {
+  return before(n, t) == kNullToken;
 }
 
 std::int64_t ConvolvedRows::window_place(const Line& line, std::int64_t slot,
@@ -92,8 +121,8 @@ double ConvolvedRows::given(const Line& line, std::int64_t t) const {
 
 double ConvolvedRows::summed(const Line& line, std::int64_t t) const {
   double sum = p_.has_conv_bias ? load(host_.conv_bias, line.channel) : 0;
-  for (std::int64_t i = 0; i <= before_; ++i)
-    sum += load(host_.conv_weight, line.channel * (before_ + 1) + i) * given(line, t - before_ + i);
+  for (std::int64_t i = before_; i >= 0; --i, t = before(line.n, t))
+    sum += load(host_.conv_weight, line.channel * (before_ + 1) + i) * given(line, t);
   return sum;
 }
 
@@ -103,7 +132,7 @@ void ConvolvedRows::convolve(const Rows& rows) {
       bytes_.emplace_back(static_cast<std::size_t>(p_.B * p_.T * rows.width) * size_of(view.dtype));
   for_each_line(rows, [&](const Line& line) {
     for (std::int64_t t = 0; t < line.length; ++t) {
-      double y = summed(line, t);
+      double y = is_null(line.n, t) ? 0 : summed(line, t);
       if (p_.conv_activation != Activation::none) y *= sigmoid(y);
       store_rounded(bytes, view.dtype, place(line, t), y);
     }
@@ -123,6 +152,7 @@ void ConvolvedRows::finish(Reference& result) const {
     for (const Rows& rows : rows_) differentiate(rows, result);
     return;
   }
+  if (p_.intermediate_rows) keep_drafts(result);
   if (!p_.output_conv_state && !p_.inplace_conv_state) return;
   const char* const name = p_.inplace_conv_state ? "conv_state" : "final_conv_state";
   add(name, true, p_.inplace_conv_state ? host_.conv_state.elements() : window);
@@ -134,6 +164,28 @@ void ConvolvedRows::finish(Reference& result) const {
       for (std::int64_t j = 0; windows.to && j < windows.count; ++j)
         last[static_cast<std::size_t>(window_place(line, *windows.to, j))] =
             given(line, windows.row + j);
+    });
+}
+
+void ConvolvedRows::keep_drafts(Reference& result) const {
+  const TensorView& view = host_.intermediate_conv_states;
+  std::vector<double>& kept = result["intermediate_conv_states"];
+  kept.resize(static_cast<std::size_t>(view.elements()));
+  load_row(view, 0, kept);
+  const std::int64_t D = draft_tokens_of(p_);
+  for (const Rows& rows : rows_)
+    for_each_line(rows, [&](const Line& line) {
+      const auto row = intermediate_row(p_, host_, line.n);
+      if (!row || !slots_of(p_, host_, line.n)) return;
+      for (std::int64_t t = 0; t < std::min(line.length, D); ++t) {
+        if (is_null(line.n, t)) continue;
+        const std::int64_t window = *row * D + t;
+        for (std::int64_t j = before_ - 1, at = t; j >= 0; --j, at = before(line.n, at))
+          kept[static_cast<std::size_t>(p_.conv_tokens_first
+                                            ? (window * before_ + j) * channels_ + line.channel
+                                            : (window * channels_ + line.channel) * before_ + j)] =
+              given(line, at);
+      }
     });
 }
 

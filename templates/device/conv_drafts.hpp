@@ -10,10 +10,14 @@ namespace wyvern {
 /// As find_windows(), but with INDEX_COLUMNS, for a sequence of `tokens` tokens: then the window in
 /// front of its first row is columns num_accepted[n] - 1 on of the slot in column 0 of its row of
 /// state_index, and `last` is that slot, null also without tokens. A sequence whose column 0 has no
-/// slot's index starts from zeros.
+/// slot's index starts from zeros. With PARENT a sequence without a row of intermediate_conv_states
+/// is a null one.
 template <class S, class T, class Index>
 ConvWindows<T> find_step_windows(int64 n, int64 tokens, int64 channels, const Extents& e,
-                                 const ConvStates<T, Index>& of, const Index* num_accepted) {
+                                 const ConvStates<T, Index>& of, const Index* num_accepted,
+                                 const Index* intermediate_index) {
+  if constexpr (S::PARENT)
+    if (!has_row(n, e, intermediate_index)) return {.null = true};
   if constexpr (!S::INDEX_COLUMNS) {
     return find_windows<S>(n, channels, e, of);
   } else {
@@ -33,6 +37,30 @@ ConvWindows<T> find_step_windows(int64 n, int64 tokens, int64 channels, const Ex
 /// columns in front of its first.
 inline int64 columns_of_tokens(int64 tokens, const Extents& e) {
   return tokens < e.M ? tokens : e.M;
+}
+
+/// The windows of intermediate_conv_states.
+template <class S>
+using DraftWindows = WindowLayout<S::CONV_INPLACE && S::CONV_TOKENS_FIRST, S::CONV_WIDTH - 1>;
+
+/// The windows behind a sequence's tokens, D of them, in intermediate_conv_states.
+template <class T>
+struct WindowsBehind {
+  T* first = nullptr;  ///< null: none is written
+  int64 size = 0;      ///< elements of one
+
+  T* at(int64 token) const { return first + token * size; }
+};
+
+/// Of sequence n, which is a null one or not.
+template <class S, class T, class Index>
+WindowsBehind<T> find_windows_behind(int64 n, bool null, int64 channels, const Extents& e,
+                                     const Index* intermediate_index, T* intermediate_conv_states) {
+  const int64 size = channels * (S::CONV_WIDTH - 1);
+  if constexpr (S::INTERMEDIATE_STATES)
+    if (!null && has_row(n, e, intermediate_index))
+      return {intermediate_conv_states + intermediate_index[n] * e.D * size, size};
+  return {};
 }
 
 }  // namespace wyvern

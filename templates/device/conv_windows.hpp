@@ -47,11 +47,22 @@ ConvWindows<T> find_windows(int64 n, int64 channels, const Extents& e,
   return windows;
 }
 
-/// Where a column of a channel is in a window.
+/// How windows lie: with channels side by side, or with kColumns columns of a channel.
+template <bool kTokensFirst_, int64 kColumns_>
+struct WindowLayout {
+  static constexpr bool kTokensFirst = kTokensFirst_;
+  static constexpr int64 kColumns = kColumns_;
+};
+
+/// Those in front of sequences, and behind them.
 template <class S>
+using GivenWindows = WindowLayout<S::CONV_INPLACE && S::CONV_TOKENS_FIRST,
+                                  S::CONV_INPLACE ? S::CONV_LENGTH : S::CONV_WIDTH - 1>;
+
+/// Where a column of a channel is in a window.
+template <class S, class Layout = GivenWindows<S>>
 int64 window_place(int64 channel, int64 column, int64 channels) {
-  if constexpr (S::CONV_INPLACE && S::CONV_TOKENS_FIRST) return column * channels + channel;
-  return channel * (S::CONV_INPLACE ? S::CONV_LENGTH : S::CONV_WIDTH - 1) + column;
+  return Layout::kTokensFirst ? column * channels + channel : channel * Layout::kColumns + column;
 }
 
 /// Writes columns of one channel, whose rows are `row_stride` elements apart, of the windows'

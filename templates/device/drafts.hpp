@@ -21,6 +21,12 @@ decltype(Extents::S) accepted_slot(decltype(Extents::N) n, const Extents& e,
   return is_slot(slot, e) ? slot : kNoState;
 }
 
+/// Whether sequence n has a row of intermediate_states.
+template <class Index>
+bool has_row(decltype(Extents::N) n, const Extents& e, const Index* intermediate_index) {
+  return intermediate_index[n] >= 0 && intermediate_index[n] < e.R;
+}
+
 /// As find_states(), but with INDEX_COLUMNS: then a sequence starts from the slot in column
 /// num_accepted[n] - 1 of its row of state_index, and `to` has no meaning. With PARENT a sequence
 /// without a row of intermediate_states, where its tokens find their parents' states, is a null
@@ -31,7 +37,7 @@ StateSlots find_starting_state(decltype(Extents::N) n, int head, const Extents& 
                                const Index* output_state_index, const Index* num_accepted,
                                const Index* intermediate_index) {
   if constexpr (S::PARENT)
-    if (intermediate_index[n] < 0 || intermediate_index[n] >= e.R) return {.null = true};
+    if (!has_row(n, e, intermediate_index)) return {.null = true};
   if constexpr (S::INDEX_COLUMNS) {
     const decltype(Extents::S) slot = accepted_slot(n, e, state_index, num_accepted);
     if (slot == kNoState) return {.null = true};
@@ -59,8 +65,8 @@ StateSlots token_slot(decltype(Extents::N) n, decltype(Extents::T) t, int head, 
 template <class S, class Index>
 decltype(Extents::S) intermediate_state(decltype(Extents::N) n, decltype(Extents::T) t, int head,
                                         const Extents& e, const Index* intermediate_index) {
+  if (!has_row(n, e, intermediate_index) || t >= e.D) return kNoState;
   const decltype(Extents::R) row = intermediate_index[n];
-  if (row < 0 || row >= e.R || t >= e.D) return kNoState;
   return ((row * e.D + t) * e.HV + head) * S::K * S::V;
 }
 

@@ -640,9 +640,16 @@ TEST_P(EmulatedNorms, BehindConvolvedDrafts) {
     p.conv_tokens_first = dtype != DType::bf16;
     p.index_columns = 6, p.state_slots = 60;
     if (dtype == DType::fp16) p.conv_columns = 9;
-    const OperatorData data = make_data(p, Gate::mixed, 49, {2, 8, 1, 0, 5, 3, 7, 6});
-    for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-      check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+    const auto check = [&] {
+      const OperatorData data = make_data(p, Gate::mixed, 49, {2, 8, 1, 0, 5, 3, 7, 6});
+      for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+        check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+    };
+    check();
+    p.intermediate_rows = 8, p.draft_tokens = 7;
+    check();
+    p.parent = p.disable_state_update = true;
+    check();
   }
 }
 

@@ -424,8 +424,11 @@ const std::vector<BadProblem>& bad_problems() {
          decode(p), conv_pool(p), p.state_index = true, p.state_slots = 4, p.index_columns = 8;
          p.conv_columns = 9;
        }},
-      {"short_conv is 4 .. absent with intermediate_rows",
-       [=](Problem& p) { decode(p), p.short_conv = 4, p.intermediate_rows = 3; }},
+      {"output_conv_state is true .. false with parent",
+       [=](Problem& p) {
+         decode(p), p.short_conv = 4, p.intermediate_rows = 3;
+         p.output_conv_state = p.parent = true, p.output_final_state = false;
+       }},
       {"short_conv is 4 .. absent with checkpoints",
        [](Problem& p) { p.checkpoint_every = 64, p.short_conv = 4; }},
       {"conv_activation is 1 .. silu (0) or none (2)",

@@ -189,6 +189,32 @@ TEST(Oracle, ConvolvesDrafts) {
   EXPECT_EQ(oracle(data).at("o"), (Doubles{0, 0}));
 }
 
+/// Along the parents of each token, and then into the window.
+TEST(Oracle, ConvolvesTrees) {
+  Problem p = fp32_problem(4, 1, 1);
+  p.pass = Pass::recurrent, p.output_final_state = false;
+  p.intermediate_rows = 1, p.parent = true;
+  const auto with_tree = [&](const Doubles& q, const Doubles& k, const Doubles& v) {
+    OperatorData data = by_hand(p, q, k, v, {1, 1, 1, 1}, {0, 0, 0, 0});
+    data.tensors["intermediate_index"] = HostTensor(p.index_dtype, {1}, {0});
+    data.tensors["parent"] = HostTensor(p.index_dtype, {1, 4}, {-1, 0, 3, 0});
+    data.tensors["intermediate_states"] = HostTensor(DType::fp32, {1, 4, 1, 1, 1});
+    return data;
+  };
+  // q takes the oldest of its three rows too: the window's, or of a token behind it the newest.
+  const Reference plain = oracle(with_tree({1 + 1, 2 + 2, 0, 3 + 2}, {1, 1, 0, 1}, {4, 5, 0, 7}));
+  p.short_conv = 3, p.conv_activation = Activation::none, p.initial_conv_state = true;
+  OperatorData data = with_tree({1, 2, 9, 3}, {1, 1, 9, 1}, {4, 5, 9, 7});
+  data.tensors["conv_weight"] = HostTensor(DType::fp32, {3, 3}, {1, 0, 1, 0, 0, 1, 0, 0, 1});
+  data.tensors["initial_conv_state"] = HostTensor(DType::fp32, {1, 3, 2}, {1, 2, 0, 0, 0, 0});
+  data.tensors["intermediate_conv_states"] = HostTensor(DType::fp32, {1, 4, 3, 2}, Doubles(24, 6));
+  const Reference r = oracle(data);
+  expect_near(r.at("o"), plain.at("o"));
+  expect_near(r.at("intermediate_states"), plain.at("intermediate_states"));
+  EXPECT_EQ(r.at("intermediate_conv_states"),
+            (Doubles{2, 1, 0, 1, 0, 4, 1, 2, 1, 1, 4, 5, 6, 6, 6, 6, 6, 6, 1, 3, 1, 1, 4, 7}));
+}
+
 /// Rows after silu are rounded; of several steps a token each follows its own.
 TEST(Oracle, ConvolvesStepsAndRounds) {
   Problem p = fp32_problem(2, 1, 1);

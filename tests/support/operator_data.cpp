@@ -313,10 +313,10 @@ std::vector<bool> written_checkpoints(const OperatorData& data) {
   return written;
 }
 
-/// Which states of `name`, a pool or intermediate_states, are written.
+/// Which states of `name`, a pool, or which places of intermediate_states are written.
 std::vector<bool> written_by_tokens(const OperatorData& data, std::string_view name) {
   const Problem& p = data.problem;
-  const bool pool = name != "intermediate_states";
+  const bool pool = name == "state";
   const std::int64_t D = draft_tokens_of(p);
   std::vector<bool> written(static_cast<std::size_t>(!pool           ? *p.intermediate_rows * D
                                                      : p.state_index ? p.state_slots
@@ -393,7 +393,7 @@ void poison_unread(OperatorData& data) {
     const std::size_t bytes = tensor.bytes() / static_cast<std::size_t>(units);
     std::fill_n(tensor.data() + static_cast<std::size_t>(unit) * bytes, bytes, kNanPoison);
   };
-  for (const char* name : {"checkpoints", "intermediate_states"}) {
+  for (const char* name : {"checkpoints", "intermediate_states", "intermediate_conv_states"}) {
     const auto tensor = data.tensors.find(name);
     if (tensor == data.tensors.end()) continue;
     const std::vector<bool> written = written_states(data, name);

@@ -55,8 +55,8 @@ struct Slots {
 /// The same for every sequence; nothing for a null one.
 std::vector<std::optional<Slots>> slots_of(const OperatorData& data);
 
-/// Which states of a tensor that is in and out, `state`, `checkpoints` or `intermediate_states`,
-/// are written.
+/// Which states of a tensor that is in and out, `state`, `checkpoints` or `intermediate_states`, or
+/// windows of `intermediate_conv_states`, are written.
 std::vector<bool> written_states(const OperatorData& data, std::string_view name);
 /// Which columns of all slots of conv_state, slot by slot, are read and which are written.
 struct WindowColumns {

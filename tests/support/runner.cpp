@@ -329,7 +329,9 @@ std::function<bool(std::int64_t)> touched_states(const OperatorData& data,
     return [&p, touched = window_columns(data).written](std::int64_t i) {
       return touched[static_cast<std::size_t>(column_of(p, i))];
     };
-  return [one = p.HV * p.K * p.V, touched = written_states(data, name)](std::int64_t i) {
+  const bool windows = name == "intermediate_conv_states";
+  const std::int64_t one = windows ? conv_channels(p) * (*p.short_conv - 1) : p.HV * p.K * p.V;
+  return [one, touched = written_states(data, name)](std::int64_t i) {
     return touched[static_cast<std::size_t>(i / one)];
   };
 }

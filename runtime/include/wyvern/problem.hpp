@@ -114,7 +114,7 @@ struct Problem {
   /// goes to the slot in column t.
   std::int64_t index_columns = 0;
   /// The state after each token goes to intermediate_states, which has this many rows of
-  /// draft_tokens states.
+  /// draft_tokens states; with short_conv also the window behind it to intermediate_conv_states.
   std::optional<std::int64_t> intermediate_rows;
   /// Tokens per row of intermediate_states and of `parent`, at most 16; unset: T.
   std::optional<std::int64_t> draft_tokens;

@@ -208,6 +208,11 @@ struct Arguments {
   /// the first become the last short_conv - 2 of these and then the rows of its tokens. Slots may
   /// be strided (<wyvern/tensor.hpp>).
   TensorView conv_state;
+  /// In and out, of the dtype of q, with short_conv and intermediate_rows:
+  /// [intermediate_rows,draft_tokens,C,W-1], or with conv_tokens_first [..,W-1,C]: the window
+  /// behind each token, where intermediate_states has its state. Entries without a token keep their
+  /// bytes.
+  TensorView intermediate_conv_states;
   /// Out, each as its input; of dq, dk and dv behind short_conv rows of tokens may be strided.
   TensorView dq, dk, dv, dbeta;
   TensorView derase, dwrite, dg;  ///< out, each as its input
