@@ -214,7 +214,8 @@ def test_convolved_drafts_go_on(
         )  # fmt: skip
         assert none is None
         if kept == "buffer":
-            assert all(torch.equal(x.nan_to_num(9e4), y.nan_to_num(9e4)) for x, y in zip(before, (pool, rows), strict=True))
+            for x_before, x_after in zip(before, (pool, rows), strict=True):
+                assert torch.equal(x_before.nan_to_num(9e4), x_after.nan_to_num(9e4))
         for n, (tokens, good) in enumerate(step):
             assert torch.equal(o[0, ends[n] : ends[n] + good], wanted[n, begin[n] : begin[n] + good])
             begin[n] += good
@@ -289,8 +290,9 @@ def test_convolved_drafts_without_slots(function: Any, device: str) -> None:
     accepted = torch.tensor([6, 3, 1, 3], device=device)  # but the second all are null
     rows = windows_like(weight[None], SLOTS, T + 2, "tokens first")
     o, _ = function(
-        **call.tensors, state=pool.clone(), state_index=index, num_accepted=accepted, conv_weight=weight, conv_state=rows
-    )
+        **call.tensors, state=pool.clone(), state_index=index, num_accepted=accepted, conv_weight=weight,
+        conv_state=rows,
+    )  # fmt: skip
     assert rows.isnan().all() and not o[[0, 2, 3]].any()
     wanted, _ = function(**call.tensors, initial_state=pool[index[:, 2].clamp(min=0)], conv_weight=weight)
     assert torch.equal(o[1], wanted[1])

@@ -305,7 +305,8 @@ def test_trees_of_drafts(function: Any, device: str) -> None:
     states = layer.tensors["initial_state"].new_zeros(2, 4, 4, 16, 32)
     windows = torch.zeros(2, 4, layer.tensors["conv_weight"].shape[0], 3, device=device)
     o, *none = Layer(function, parts, tensors, layer.options)(
-        intermediate_states=states, intermediate_conv_states=windows, intermediate_index=torch.tensor([1, 0], device=device),
+        intermediate_states=states, intermediate_conv_states=windows,
+        intermediate_index=torch.tensor([1, 0], device=device),
         parent=torch.tensor([[-1, 0, 0, 2]] * 2, device=device),
     )  # fmt: skip
     assert none == [None, None] and error(o[:, [0, 2, 3]], wanted.o) < 1e-5

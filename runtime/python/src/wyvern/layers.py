@@ -20,8 +20,8 @@ shape ``[B, T, heads * dim]`` or ``[B, T, heads, dim]`` and begin at multiples o
 
 A step of decoding is a call with few tokens and both states: ``initial_state`` and ``initial_conv_state``, or the
 pools ``state`` and ``conv_state``. It goes token by token, as the ``fused_recurrent_*`` functions do; ``recurrent``
-says which calls do. Drafts are verified with ``num_accepted`` or ``intermediate_states``. Checkpoints are not among the arguments: the
-operators have none with a convolution.
+says which calls do. Drafts are verified with ``num_accepted`` or ``intermediate_states``. Checkpoints are not among
+the arguments: the operators have none with a convolution.
 Derivatives, dtypes, ``torch.compile`` and errors are those of the operator with ``conv_weight``; errors that come from
 there name its arguments: ``norm_gate`` is z, ``beta`` b, and ``g`` a.
 """
