@@ -88,6 +88,7 @@ inline constexpr auto kArguments = [] {
       {"intermediate_states", &A::intermediate_states, output, 10},
       {"final_conv_state", &A::final_conv_state, output, 13},
       {"conv_state", &A::conv_state, updated, 14},
+      {"intermediate_conv_states", &A::intermediate_conv_states, updated, 15},
       {"dq", &A::dq, gradient},
       {"dk", &A::dk, gradient},
       {"dv", &A::dv, gradient},

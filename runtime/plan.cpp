@@ -185,6 +185,8 @@ Constants problem_constants(const Problem& problem) {
   c.CONV_LENGTH = conv_columns_of(problem);
   c.CONV_SLOT_ROWS = problem.conv_tokens_first ? c.CONV_LENGTH : c.CONV_CHANNELS;
   c.CONV_SLOT_COLS = problem.conv_tokens_first ? c.CONV_CHANNELS : c.CONV_LENGTH;
+  c.CONV_DRAFT_ROWS = problem.conv_tokens_first ? c.CONV_COLUMNS : c.CONV_CHANNELS;
+  c.CONV_DRAFT_COLS = problem.conv_tokens_first ? c.CONV_CHANNELS : c.CONV_COLUMNS;
   c.GROUP = problem.HV / problem.H;
   c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;
   c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;

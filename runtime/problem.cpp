@@ -228,8 +228,7 @@ void check_conv_pool(const Problem& p) {
   for (const auto& [name, set] : {std::pair("initial_conv_state", p.initial_conv_state),
                                   std::pair("output_conv_state", p.output_conv_state)})
     if (set) bad(name, "true", "false with inplace_conv_state, which has these rows in conv_state");
-  if (p.conv_columns)
-    check_range("conv_columns", *p.conv_columns, *p.short_conv - 1, kMaxRow / conv_channels(p));
+  check_range("conv_columns", conv_columns_of(p), used_conv_columns(p), kMaxRow / conv_channels(p));
 }
 
 void check_short_conv(const Problem& p) {
@@ -251,10 +250,8 @@ void check_short_conv(const Problem& p) {
     check_dtype("conv_dtype", p.conv_dtype, {p.dtype, DType::fp32});
   check_range("the number of channels of short_conv", conv_channels(p), 1, kMaxRow);
   check_conv_pool(p);
-  if (p.index_columns != 0 || p.intermediate_rows)
-    bad("short_conv", *p.short_conv,
-        fmt::format("absent with {}, after whose tokens no rows are kept to go on from",
-                    p.index_columns != 0 ? "index_columns" : "intermediate_rows"));
+  if (p.parent && p.output_conv_state)
+    bad("output_conv_state", "true", "false with parent: a tree has no one window to end with");
   if (has_checkpoints(p))
     bad("short_conv", *p.short_conv,
         "absent with checkpoints, from which no sequence could go on without the rows before them");
@@ -464,8 +461,13 @@ std::int64_t conv_channels(const Problem& problem) noexcept {
   return keys + problem.num_householder * (keys + values);
 }
 
+std::int64_t used_conv_columns(const Problem& problem) noexcept {
+  if (!problem.short_conv) return 0;
+  return *problem.short_conv - 2 + std::max<std::int64_t>(problem.index_columns, 1);
+}
+
 std::int64_t conv_columns_of(const Problem& problem) noexcept {
-  return problem.conv_columns.value_or(problem.short_conv.value_or(1) - 1);
+  return problem.conv_columns.value_or(used_conv_columns(problem));
 }
 
 void validate(const Problem& problem) {

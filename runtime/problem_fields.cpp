@@ -586,8 +586,10 @@ constexpr std::array kFields{
                  .option = {"--conv-columns", For::every, 1, 1 << 20},
                  .key = {51, ",", "columns",
                          [](const Problem& p) {
-                           return p.conv_columns && *p.conv_columns >= p.short_conv.value_or(0);
-                         }},
+                           return p.inplace_conv_state &&
+                                  conv_columns_of(p) >= p.short_conv.value_or(0);
+                         },
+                         [](const Problem& p) { return std::to_string(conv_columns_of(p)); }},
                  .distance = kState,
                  .illegal = {[](Problem& p) { p.conv_columns = 3; },
                              "conv_columns is 3 .. absent unless inplace_conv_state is true"}},

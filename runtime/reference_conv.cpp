@@ -8,6 +8,8 @@
 namespace wyvern {
 namespace {
 
+constexpr std::int64_t kNullToken = -2;
+
 void store_rounded(std::vector<unsigned char>& bytes, DType dtype, std::int64_t at, double value) {
   const auto number = static_cast<float>(value);
   const auto put = [&](const auto& stored) {
@@ -35,19 +37,57 @@ ConvolvedRows::ConvolvedRows(const Problem& problem, const Arguments& host)
   rows_ = {{&Arguments::q, "dq", 0, q},
            {&Arguments::k, "dk", q, k},
            {&Arguments::v, "dv", q + k, p_.num_householder * p_.HV * p_.V}};
-  for (std::int64_t n = 0; n < p_.N; ++n) windows_.push_back(windows_of(n));
+  for (std::int64_t n = 0; n < p_.N; ++n) {
+    windows_.push_back(windows_of(n));
+    if (p_.parent) parents_.push_back(parents_of(n));
+  }
   for (const Rows& rows : rows_) convolve(rows);
 }
 
 ConvolvedRows::Windows ConvolvedRows::windows_of(std::int64_t n) const {
   const std::optional<SequenceSlots> slots = slots_of(p_, host_, n);
-  Windows windows;
-  windows.null = !slots;
-  if (slots && (p_.initial_conv_state || p_.inplace_conv_state) && starts_from_slot(p_, host_, n))
-    windows.from = slots->from;
-  if (p_.output_conv_state) windows.to = n;
-  if (p_.inplace_conv_state && slots && !p_.disable_state_update) windows.to = slots->to;
+  if (!slots) return {};
+  const std::size_t at = static_cast<std::size_t>(n);
+  const std::int64_t length = offsets_[at + 1] - offsets_[at];
+  Windows windows{.from = slots->from, .to = slots->to, .row = length - before_, .count = before_};
+  if (p_.index_columns != 0) {
+    windows.from = windows.to = slot_at(p_, host_.state_index, n * p_.index_columns);
+    windows.column = static_cast<std::int64_t>(load(host_.num_accepted, n)) - 1;
+    windows.row = 1 - before_;
+    windows.count = before_ - 1 + std::min(length, p_.index_columns);
+    if (length == 0) windows.to.reset();
+  }
+  if (!(p_.initial_conv_state || p_.inplace_conv_state) || !starts_from_slot(p_, host_, n))
+    windows.from.reset();
+  if (p_.output_conv_state)
+    windows.to = n;
+  else if (!p_.inplace_conv_state || p_.disable_state_update)
+    windows.to.reset();
   return windows;
+}
+
+std::vector<std::int64_t> ConvolvedRows::parents_of(std::int64_t n) const {
+  const std::size_t at = static_cast<std::size_t>(n);
+  const std::int64_t D = draft_tokens_of(p_);
+  std::vector<std::int64_t> parents;
+  for (std::int64_t t = 0; slots_of(p_, host_, n) && t < offsets_[at + 1] - offsets_[at]; ++t) {
+    const std::int64_t from =
+        t < D ? static_cast<std::int64_t>(load(host_.parent, n * D + t)) : kNullToken;
+    const bool live = from == -1 || (from >= 0 && from < t &&
+                                     parents[static_cast<std::size_t>(from)] != kNullToken);
+    parents.push_back(live ? from : kNullToken);
+  }
+  return parents;
+}
+
+std::int64_t ConvolvedRows::before(std::int64_t n, std::int64_t t) const {
+  if (!p_.parent || t < 0) return t - 1;
+  const std::vector<std::int64_t>& parents = parents_[static_cast<std::size_t>(n)];
+  return parents.empty() ? t - 1 : parents[static_cast<std::size_t>(t)];
+}
+
+bool ConvolvedRows::is_null(std::int64_t n, std::int64_t t) const {
+  return before(n, t) == kNullToken;
 }
 
 std::int64_t ConvolvedRows::window_place(const Line& line, std::int64_t slot,
@@ -76,13 +116,13 @@ double ConvolvedRows::given(const Line& line, std::int64_t t) const {
   const Windows& windows = windows_[static_cast<std::size_t>(line.n)];
   if (!windows.from) return 0;
   return load(p_.inplace_conv_state ? host_.conv_state : host_.initial_conv_state,
-              window_place(line, *windows.from, before_ + t));
+              window_place(line, *windows.from, windows.column + before_ + t));
 }
 
 double ConvolvedRows::summed(const Line& line, std::int64_t t) const {
   double sum = p_.has_conv_bias ? load(host_.conv_bias, line.channel) : 0;
-  for (std::int64_t i = 0; i <= before_; ++i)
-    sum += load(host_.conv_weight, line.channel * (before_ + 1) + i) * given(line, t - before_ + i);
+  for (std::int64_t i = before_; i >= 0; --i, t = before(line.n, t))
+    sum += load(host_.conv_weight, line.channel * (before_ + 1) + i) * given(line, t);
   return sum;
 }
 
@@ -92,7 +132,7 @@ void ConvolvedRows::convolve(const Rows& rows) {
       bytes_.emplace_back(static_cast<std::size_t>(p_.B * p_.T * rows.width) * size_of(view.dtype));
   for_each_line(rows, [&](const Line& line) {
     for (std::int64_t t = 0; t < line.length; ++t) {
-      double y = summed(line, t);
+      double y = is_null(line.n, t) ? 0 : summed(line, t);
       if (p_.conv_activation != Activation::none) y *= sigmoid(y);
       store_rounded(bytes, view.dtype, place(line, t), y);
     }
@@ -112,6 +152,7 @@ void ConvolvedRows::finish(Reference& result) const {
     for (const Rows& rows : rows_) differentiate(rows, result);
     return;
   }
+  if (p_.intermediate_rows) keep_drafts(result);
   if (!p_.output_conv_state && !p_.inplace_conv_state) return;
   const char* const name = p_.inplace_conv_state ? "conv_state" : "final_conv_state";
   add(name, true, p_.inplace_conv_state ? host_.conv_state.elements() : window);
@@ -120,9 +161,31 @@ void ConvolvedRows::finish(Reference& result) const {
   for (const Rows& rows : rows_)
     for_each_line(rows, [&](const Line& line) {
       const Windows& windows = windows_[static_cast<std::size_t>(line.n)];
-      for (std::int64_t j = 0; windows.to && !windows.null && j < before_; ++j)
+      for (std::int64_t j = 0; windows.to && j < windows.count; ++j)
         last[static_cast<std::size_t>(window_place(line, *windows.to, j))] =
-            given(line, line.length - before_ + j);
+            given(line, windows.row + j);
+    });
+}
+
+void ConvolvedRows::keep_drafts(Reference& result) const {
+  const TensorView& view = host_.intermediate_conv_states;
+  std::vector<double>& kept = result["intermediate_conv_states"];
+  kept.resize(static_cast<std::size_t>(view.elements()));
+  load_row(view, 0, kept);
+  const std::int64_t D = draft_tokens_of(p_);
+  for (const Rows& rows : rows_)
+    for_each_line(rows, [&](const Line& line) {
+      const auto row = intermediate_row(p_, host_, line.n);
+      if (!row || !slots_of(p_, host_, line.n)) return;
+      for (std::int64_t t = 0; t < std::min(line.length, D); ++t) {
+        if (is_null(line.n, t)) continue;
+        const std::int64_t window = *row * D + t;
+        for (std::int64_t j = before_ - 1, at = t; j >= 0; --j, at = before(line.n, at))
+          kept[static_cast<std::size_t>(p_.conv_tokens_first
+                                            ? (window * before_ + j) * channels_ + line.channel
+                                            : (window * channels_ + line.channel) * before_ + j)] =
+              given(line, at);
+      }
     });
 }
 

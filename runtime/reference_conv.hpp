@@ -38,8 +38,10 @@ class ConvolvedRows {
   /// The windows of a sequence, by their slots.
   struct Windows {
     std::optional<std::int64_t> from;  ///< nothing: zeros
+    std::int64_t column = 0;           ///< the first of them in that slot
     std::optional<std::int64_t> to;    ///< nothing: not written
-    bool null = false;
+    /// The row that goes to the first column of `to`, and how many do.
+    std::int64_t row = 0, count = 0;
   };
 
   /// Calls `work` with every channel of every sequence.
@@ -48,10 +50,17 @@ class ConvolvedRows {
   /// Where row t of the line is in a tensor [tokens, width].
   static std::int64_t place(const Line& line, std::int64_t t);
   Windows windows_of(std::int64_t n) const;
+  std::vector<std::int64_t> parents_of(std::int64_t n) const;
+  /// Adds intermediate_conv_states.
+  void keep_drafts(Reference& result) const;
   /// Where a column of the channel is in the tensor with windows, in the window `slot`.
   std::int64_t window_place(const Line& line, std::int64_t slot, std::int64_t column) const;
   /// Row t as it is given; with t < 0 it is of the initial window.
   double given(const Line& line, std::int64_t t) const;
+  /// The row that comes before row t in front of a token, in a tree its parent.
+  std::int64_t before(std::int64_t n, std::int64_t t) const;
+  /// Whether token t of a sequence is none of a tree.
+  bool is_null(std::int64_t n, std::int64_t t) const;
   /// Row t behind the weights and in front of the activation.
   double summed(const Line& line, std::int64_t t) const;
   void convolve(const Rows& rows);
@@ -63,6 +72,7 @@ class ConvolvedRows {
   std::int64_t channels_, before_;
   std::vector<std::int64_t> offsets_;
   std::vector<Windows> windows_;
+  std::vector<std::vector<std::int64_t>> parents_;  ///< of trees, by sequences; -2: a null token
   std::vector<Rows> rows_;
   std::vector<std::vector<unsigned char>> bytes_;
 };

@@ -31,7 +31,9 @@
   X(CONV_COLUMNS, "rows before a sequence's first: CONV_WIDTH - 1")                          \
   X(CONV_LENGTH, "columns of a slot of conv_state, CONV_COLUMNS or more")                    \
   X(CONV_SLOT_ROWS, "rows of a slot of conv_state: channels, or columns with CONV_TOKENS_FIRST")  \
-  X(CONV_SLOT_COLS, "columns of a slot of conv_state as the caller has it: the other")
+  X(CONV_SLOT_COLS, "columns of a slot of conv_state as the caller has it: the other")        \
+  X(CONV_DRAFT_ROWS, "rows of a window of intermediate_conv_states: as CONV_SLOT_ROWS")      \
+  X(CONV_DRAFT_COLS, "its columns: the other of channels and CONV_COLUMNS")
 #define WYVERN_TYPE_CONSTANTS(X)                                                            \
   X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
   X(U_DTYPE, "element type of u between kernels: DTYPE, or fp32 where K is small")            \

@@ -32,6 +32,8 @@ TensorRules layer_tensors() {
   const Dims window{TensorDim::N, TensorDim::conv_channels, TensorDim::conv_before};
   const Dims initial{TensorDim::slots, TensorDim::conv_channels, TensorDim::conv_before};
   const Dims pool{TensorDim::slots, TensorDim::conv_rows, TensorDim::conv_columns};
+  const Dims drafts{TensorDim::states_inside, TensorDim::drafts, TensorDim::conv_draft_rows,
+                    TensorDim::conv_draft_columns};
   const auto dtype_of_taps = [](const Problem& p) { return p.conv_dtype; };
   const auto with_conv = [](const Problem& p) { return p.short_conv.has_value(); };
   const auto with_bias = [](const Problem& p) { return p.has_conv_bias; };
@@ -48,6 +50,8 @@ TensorRules layer_tensors() {
       {"final_conv_state", output, computed, window, dtype_of_rows, with_last},
       {"conv_state", updated, values, pool, dtype_of_rows,
        [](const Problem& p) { return p.inplace_conv_state; }, kStrided},
+      {"intermediate_conv_states", updated, values, drafts, dtype_of_rows,
+       [](const Problem& p) { return p.short_conv && p.intermediate_rows; }},
       {"dfinal_conv_state", input, values, window, dtype_of_rows, with_dlast},
       {"dconv_weight", output, computed, channel_taps, always_fp32, with_dconv},
       {"dconv_bias", output, computed, {TensorDim::conv_channels}, always_fp32, with_dbias},

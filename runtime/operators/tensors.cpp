@@ -43,6 +43,9 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   set(TensorDim::conv_before, p.short_conv.value_or(1) - 1);
   set(TensorDim::conv_rows, p.conv_tokens_first ? conv_columns_of(p) : conv_channels(p));
   set(TensorDim::conv_columns, p.conv_tokens_first ? conv_channels(p) : conv_columns_of(p));
+  const std::int64_t before = p.short_conv.value_or(1) - 1;
+  set(TensorDim::conv_draft_rows, p.conv_tokens_first ? before : conv_channels(p));
+  set(TensorDim::conv_draft_columns, p.conv_tokens_first ? conv_channels(p) : before);
   set(TensorDim::summary_columns, p.V + (p.transition ? p.K : 0));
   return extents;
 }
@@ -83,6 +86,8 @@ std::string_view symbol(TensorDim dim, const Problem& p) {
     case TensorDim::conv_before: return "W-1";
     case TensorDim::conv_rows: return p.conv_tokens_first ? "L" : "C";
     case TensorDim::conv_columns: return p.conv_tokens_first ? "C" : "L";
+    case TensorDim::conv_draft_rows: return p.conv_tokens_first ? "W-1" : "C";
+    case TensorDim::conv_draft_columns: return p.conv_tokens_first ? "C" : "W-1";
     case TensorDim::summary_columns: return p.transition ? "V+K" : "V";
   }
   return "?";

@@ -37,10 +37,13 @@ enum class TensorDim : std::uint8_t {
   conv_before,    ///< short_conv - 1
   conv_rows,  ///< of a slot of conv_state: conv_channels(), or conv_columns_of() where tokens are
               ///< first
-  conv_columns,     ///< of a slot of conv_state: the other
-  summary_columns,  ///< V, or V + K with transition
+  conv_columns,        ///< of a slot of conv_state: the other
+  conv_draft_rows,     ///< of a window of intermediate_conv_states: as conv_rows, of short_conv - 1
+                       ///< columns
+  conv_draft_columns,  ///< of such a window: the other
+  summary_columns,     ///< V, or V + K with transition
 };
-inline constexpr std::size_t kDims = 24;
+inline constexpr std::size_t kDims = 26;
 
 /// A shape in symbols.
 struct Dims {
@@ -65,7 +68,7 @@ enum class TensorRole : std::uint8_t {
 /// tuner's, the command's, the tests') has its own distribution for each.
 enum class Quantity : std::uint8_t {
   directions,      ///< rows of q or k: of length 1 unless use_qk_l2norm makes them so
-  values,          ///< about normal: v, do, o_raw, initial_conv_state, conv_state
+  values,          ///< about normal: v, do, o_raw, windows of rows
   taps,            ///< small: conv_weight, conv_bias, which leave convolved keys shorter than 1
   rates,           ///< in (0, 1), or logits with use_beta_sigmoid: beta, erase, write
   gates,           ///< natural-log decay, or the raw gate input with use_gate_in_kernel

@@ -47,22 +47,32 @@ ConvWindows<T> find_windows(int64 n, int64 channels, const Extents& e,
   return windows;
 }
 
-/// Where a column of a channel is in a window.
+/// How windows lie: with channels side by side, or with kColumns columns of a channel.
+template <bool kTokensFirst_, int64 kColumns_>
+struct WindowLayout {
+  static constexpr bool kTokensFirst = kTokensFirst_;
+  static constexpr int64 kColumns = kColumns_;
+};
+
+/// Those in front of sequences, and behind them.
 template <class S>
+using GivenWindows = WindowLayout<S::CONV_INPLACE && S::CONV_TOKENS_FIRST,
+                                  S::CONV_INPLACE ? S::CONV_LENGTH : S::CONV_WIDTH - 1>;
+
+/// Where a column of a channel is in a window.
+template <class S, class Layout = GivenWindows<S>>
 int64 window_place(int64 channel, int64 column, int64 channels) {
-  if constexpr (S::CONV_INPLACE && S::CONV_TOKENS_FIRST) return column * channels + channel;
-  return channel * (S::CONV_INPLACE ? S::CONV_LENGTH : S::CONV_WIDTH - 1) + column;
+  return Layout::kTokensFirst ? column * channels + channel : channel * Layout::kColumns + column;
 }
 
-/// Writes the last rows of the windows' sequence, rows `begin` to `end` of the batch, of one
-/// channel, whose rows are `row_stride` elements apart. It reads no column behind one that it has
-/// written, so that both windows may be one.
+/// Writes columns of one channel, whose rows are `row_stride` elements apart, of the windows'
+/// sequence, which begins with row `begin` of the batch: rows `token` to `end`, of which those in
+/// front of `begin` are the first window's. It reads no column behind one that it has written, so
+/// that both windows may be one.
 template <class S, class T>
-void write_last_window(const ConvWindows<T>& windows, const T* rows, int64 row_stride,
-                       int64 channel, int64 channels, int64 begin, int64 end) {
-  constexpr int64 kBefore = S::CONV_WIDTH - 1;
-  for (int64 j = 0; j < kBefore; ++j) {
-    const int64 token = end - kBefore + j;
+void write_columns(const ConvWindows<T>& windows, const T* rows, int64 row_stride, int64 channel,
+                   int64 channels, int64 begin, int64 token, int64 end) {
+  for (int64 j = 0; token < end; ++j, ++token) {
     T x = {};
     if (token >= begin && !windows.null)
       x = rows[token * row_stride];
@@ -70,6 +80,14 @@ void write_last_window(const ConvWindows<T>& windows, const T* rows, int64 row_s
       x = windows.first[window_place<S>(channel, window_column<S>(token, begin), channels)];
     windows.last[window_place<S>(channel, j, channels)] = x;
   }
+}
+
+/// The window of a sequence's last rows, rows `begin` to `end` of the batch.
+template <class S, class T>
+void write_last_window(const ConvWindows<T>& windows, const T* rows, int64 row_stride,
+                       int64 channel, int64 channels, int64 begin, int64 end) {
+  write_columns<S>(windows, rows, row_stride, channel, channels, begin, end - (S::CONV_WIDTH - 1),
+                   end);
 }
 
 /// The first of the batch's `tokens` rows from `token` on that goes with no row before `token`: the

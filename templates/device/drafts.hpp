@@ -10,6 +10,23 @@ namespace wyvern {
 /// Stand for no element of a tensor of states, and no token of a sequence.
 inline constexpr int kNoState = -1, kNoToken = -2;
 
+/// With INDEX_COLUMNS: the slot that sequence n starts from, in column num_accepted[n] - 1 of its
+/// row of state_index; kNoState without such a column, or where that holds no slot's index.
+template <class Index>
+decltype(Extents::S) accepted_slot(decltype(Extents::N) n, const Extents& e,
+                                   const Index* state_index, const Index* num_accepted) {
+  const decltype(Extents::M) accepted = num_accepted[n];
+  if (accepted < 1 || accepted > e.M) return kNoState;
+  const decltype(Extents::S) slot = state_index[n * e.M + accepted - 1];
+  return is_slot(slot, e) ? slot : kNoState;
+}
+
+/// Whether sequence n has a row of intermediate_states.
+template <class Index>
+bool has_row(decltype(Extents::N) n, const Extents& e, const Index* intermediate_index) {
+  return intermediate_index[n] >= 0 && intermediate_index[n] < e.R;
+}
+
 /// As find_states(), but with INDEX_COLUMNS: then a sequence starts from the slot in column
 /// num_accepted[n] - 1 of its row of state_index, and `to` has no meaning. With PARENT a sequence
 /// without a row of intermediate_states, where its tokens find their parents' states, is a null
@@ -20,12 +37,10 @@ StateSlots find_starting_state(decltype(Extents::N) n, int head, const Extents& 
                                const Index* output_state_index, const Index* num_accepted,
                                const Index* intermediate_index) {
   if constexpr (S::PARENT)
-    if (intermediate_index[n] < 0 || intermediate_index[n] >= e.R) return {.null = true};
+    if (!has_row(n, e, intermediate_index)) return {.null = true};
   if constexpr (S::INDEX_COLUMNS) {
-    const decltype(Extents::M) accepted = num_accepted[n];
-    if (accepted < 1 || accepted > e.M) return {.null = true};
-    const decltype(Extents::S) slot = state_index[n * e.M + accepted - 1];
-    if (!is_slot(slot, e)) return {.null = true};
+    const decltype(Extents::S) slot = accepted_slot(n, e, state_index, num_accepted);
+    if (slot == kNoState) return {.null = true};
     return {.from = slot * stride + decltype(Extents::S){head} * S::K * S::V,
             .from_scale = slot * e.HV + head};
   } else {
@@ -50,8 +65,8 @@ StateSlots token_slot(decltype(Extents::N) n, decltype(Extents::T) t, int head, 
 template <class S, class Index>
 decltype(Extents::S) intermediate_state(decltype(Extents::N) n, decltype(Extents::T) t, int head,
                                         const Extents& e, const Index* intermediate_index) {
+  if (!has_row(n, e, intermediate_index) || t >= e.D) return kNoState;
   const decltype(Extents::R) row = intermediate_index[n];
-  if (row < 0 || row >= e.R || t >= e.D) return kNoState;
   return ((row * e.D + t) * e.HV + head) * S::K * S::V;
 }
 

@@ -33,14 +33,18 @@ inline constexpr StageDefinition short_conv_step{
      {"conv_bias", Access::in, constant::CONV_DTYPE, {constant::CONV_CHANNELS}, {constant::HAS_CONV_BIAS}},
      {"initial_conv_state", Access::in, constant::DTYPE, {extent::S, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_INITIAL}},
      tensor::cu_seqlens.when({constant::VARLEN}),
-     tensor::state_index,
+     {"state_index", Access::in, constant::INDEX_DTYPE, {extent::N, extent::M}, {constant::STATE_INDEX}},
      tensor::output_state_index,
      tensor::has_initial_state,
+     {"num_accepted", Access::in, constant::INDEX_DTYPE, {extent::N}, {constant::INDEX_COLUMNS}},
+     {"intermediate_index", Access::in, constant::INDEX_DTYPE, {extent::N}, {constant::INTERMEDIATE_STATES}},
+     {"parent", Access::in, constant::INDEX_DTYPE, {extent::N, extent::D}, {constant::PARENT}},
      {"q_conv", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
      {"k_conv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
      {"v_conv", Access::out, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
      {"final_conv_state", Access::out, constant::DTYPE, {extent::N, constant::CONV_CHANNELS, constant::CONV_COLUMNS}, {constant::CONV_FINAL}},
-     tensor::conv_state}};
+     tensor::conv_state,
+     {"intermediate_conv_states", Access::inout, constant::DTYPE, {extent::R, extent::D, constant::CONV_DRAFT_ROWS, constant::CONV_DRAFT_COLS}, {constant::INTERMEDIATE_STATES}}}};
 
 inline constexpr StageDefinition output_norm{
     "output_norm", "O = act(norm_gate) norm_weight O_raw / sqrt(mean(O_raw^2) + norm_eps), row by row.",

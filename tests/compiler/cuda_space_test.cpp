@@ -101,12 +101,10 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
     p.conv_dtype = flag() ? dtype : DType::fp32;
     p.inplace_conv_state = p.inplace_state;
     p.initial_conv_state = !p.inplace_state && flag();
-    p.output_conv_state = !p.inplace_state && flag();
+    p.output_conv_state = !p.inplace_state && !p.parent && flag();
     p.conv_tokens_first = p.inplace_state && flag();
     if (p.inplace_state && flag()) p.conv_columns = *p.short_conv + 2;
-    p.checkpoint_offsets = p.fp32_checkpoints = p.parent = false;
-    p.index_columns = 0;
-    p.intermediate_rows.reset(), p.draft_tokens.reset();
+    p.checkpoint_offsets = p.fp32_checkpoints = false;
   }
   p.use_gate_in_kernel = flag();
   p.has_dt_bias = p.use_gate_in_kernel && flag();

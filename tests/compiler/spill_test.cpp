@@ -422,6 +422,29 @@ TEST_F(Spills, DecodingWithConvolutionHasFewMore) {
       }
 }
 
+TEST_F(Spills, ShortConvOfDraftsHasNone) {
+  const Template& t = *find_template("short_conv_step.portable");
+  for (const bool tree : {false, true})
+    for (const bool tokens_first : {false, true})
+      for (const DType dtype : {DType::bf16, DType::fp32}) {
+        Problem p = problem(90, 1, 3, 128, tokens_first ? 128 : 60);
+        p.pass = Pass::recurrent;
+        p.dtype = p.beta_dtype = dtype;
+        p.short_conv = 4;
+        p.has_conv_bias = p.packed = p.has_initial_state = true;
+        p.inplace_state = p.inplace_conv_state = p.state_index = true;
+        p.conv_tokens_first = tokens_first;
+        p.index_columns = 8, p.intermediate_rows = 4, p.draft_tokens = 8;
+        p.parent = p.disable_state_update = tree;
+        for (const Config& config : space(t, problem_constants(p), kHopper)) {
+          const Resources resources =
+              compile({&t, problem_constants(p), config, cuda_target("sm_90a")}).resources;
+          EXPECT_EQ(resources.spill_bytes, 0) << tree << tokens_first << ' ' << config.to_string();
+          EXPECT_EQ(resources.stack_bytes, 0) << tree << tokens_first << ' ' << config.to_string();
+        }
+      }
+}
+
 TEST_F(Spills, ShortConvAndItsGradientsHaveNone) {
   for (const auto& [id, pass, in_place] : {std::tuple("short_conv.portable", Pass::forward, false),
                                            {"short_conv.portable", Pass::forward, true},

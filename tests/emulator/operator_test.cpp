@@ -624,6 +624,35 @@ TEST_P(EmulatedNorms, BehindRowsConvolvedFromAPool) {
   }
 }
 
+/// Windows in front of drafts, in both layouts and each dtype of rows.
+TEST_P(EmulatedNorms, BehindConvolvedDrafts) {
+  const Problem plain = base({std::string(GetParam()), Pass::recurrent});
+  const OperatorFacts& facts = find_operator(GetParam())->facts();
+  if (!facts.beta || facts.householder) GTEST_SKIP() << "it verifies no drafts";
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+    Problem p = plain;
+    p.H = 1, p.HV = 2, p.K = 36, p.V = 64;
+    p.dtype = p.beta_dtype = dtype;
+    p.initial_state = p.output_final_state = false;
+    p.short_conv = dtype == DType::fp16 ? 3 : 4;
+    p.inplace_state = p.inplace_conv_state = p.state_index = p.packed = true;
+    p.has_initial_state = dtype == DType::fp32;
+    p.conv_tokens_first = dtype != DType::bf16;
+    p.index_columns = 6, p.state_slots = 60;
+    if (dtype == DType::fp16) p.conv_columns = 9;
+    const auto check = [&] {
+      const OperatorData data = make_data(p, Gate::mixed, 49, {2, 8, 1, 0, 5, 3, 7, 6});
+      for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+        check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+    };
+    check();
+    p.intermediate_rows = 8, p.draft_tokens = 7;
+    check();
+    p.parent = p.disable_state_update = true;
+    check();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, EmulatedNorms,
                          ::testing::ValuesIn(operators().begin(), operators().end()),
                          [](const auto& each) { return std::string(each.param); });

@@ -419,12 +419,16 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) { conv_pool(p), p.conv_columns = std::int64_t{1} << 32; }},
       {"conv_tokens_first is true .. false unless inplace_conv_state",
        [](Problem& p) { p.short_conv = 4, p.conv_tokens_first = true; }},
-      {"short_conv is 4 .. absent with index_columns",
+      {"conv_columns is 9 .. between 10 and",
        [=](Problem& p) {
          decode(p), conv_pool(p), p.state_index = true, p.state_slots = 4, p.index_columns = 8;
+         p.conv_columns = 9;
        }},
-      {"short_conv is 4 .. absent with intermediate_rows",
-       [=](Problem& p) { decode(p), p.short_conv = 4, p.intermediate_rows = 3; }},
+      {"output_conv_state is true .. false with parent",
+       [=](Problem& p) {
+         decode(p), p.short_conv = 4, p.intermediate_rows = 3;
+         p.output_conv_state = p.parent = true, p.output_final_state = false;
+       }},
       {"short_conv is 4 .. absent with checkpoints",
        [](Problem& p) { p.checkpoint_every = 64, p.short_conv = 4; }},
       {"conv_activation is 1 .. silu (0) or none (2)",

@@ -565,6 +565,83 @@ void add_conv_pools(Cases& cases, Pass pass) {
     cases.add("ConvPoolReadOnly", [=](Problem& p) { pool(p), p.disable_state_update = true; });
 }
 
+/// Drafts of rows that are convolved: windows in front of any token of the step before.
+void add_conv_drafts(Cases& cases) {
+  const auto columns = [](Problem& p) {
+    p.initial_state = p.output_final_state = false;
+    p.short_conv = 4, p.inplace_state = p.inplace_conv_state = p.state_index = true;
+    p.B = p.N = 6, p.T = 4, p.state_slots = 40, p.index_columns = 5;
+  };
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const bool tokens_first : {false, true})
+      for (const std::int64_t W : {2, 3, 4})
+        cases.add(
+            fmt::format("ConvColumns_{}W{}{}", to_string(dtype), W,
+                        tokens_first ? "TokensFirst" : ""),
+            [=](Problem& p) {
+              columns(p), p.dtype = p.beta_dtype = dtype, p.short_conv = W;
+              p.conv_tokens_first = tokens_first, p.has_conv_bias = W != 3;
+              if (W == 2) p.conv_activation = Activation::none;
+              if (tokens_first) p.conv_columns = 9, p.index_dtype = DType::int64;
+              if (W == 3) p.has_initial_state = p.null_slot_zero = true;
+            },
+            Gate::mixed);
+  for (const bool tokens_first : {false, true})
+    cases.add(fmt::format("ConvColumnsPacked{}", tokens_first ? "TokensFirst" : ""),
+              [=](Problem& p) {
+                columns(p), p.packed = p.use_qk_l2norm = true, p.K = 60, p.V = 40;
+                p.conv_tokens_first = tokens_first;
+              },
+              Gate::typical, {1, 8, 0, 2, 5, 3});
+  cases.add("ConvColumnsOneToken", [=](Problem& p) { columns(p), p.T = p.index_columns = 1; });
+  cases.add("ConvColumnsK33V100", [=](Problem& p) { columns(p), p.K = 33, p.V = 100; });
+  const auto buffer = [=](Problem& p) {
+    columns(p), p.index_columns = 0, p.intermediate_rows = 7, p.disable_state_update = true;
+  };
+  const auto tree = [=](Problem& p) { buffer(p), p.parent = true, p.T = 8; };
+  const Lengths lengths{1, 8, 0, 2, 5, 3};
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const bool tokens_first : {false, true}) {
+      const std::string name =
+          fmt::format("{}{}", to_string(dtype), tokens_first ? "TokensFirst" : "");
+      const auto of = [=](Problem& p) {
+        p.dtype = p.beta_dtype = dtype, p.conv_tokens_first = tokens_first;
+        p.short_conv = dtype == DType::bf16 ? 4 : dtype == DType::fp16 ? 3 : 2;
+        p.has_conv_bias = dtype != DType::fp16;
+        if (tokens_first) p.conv_columns = 9, p.index_dtype = DType::int64;
+        if (tokens_first) p.has_initial_state = p.null_slot_zero = true;
+      };
+      cases.add("ConvIntermediate_" + name, [=](Problem& p) { buffer(p), of(p); }, Gate::mixed);
+      cases.add("ConvTree_" + name, [=](Problem& p) { tree(p), of(p); }, Gate::mixed);
+    }
+  cases.add(
+      "ConvIntermediatePacked",
+      [=](Problem& p) {
+        columns(p), p.index_columns = 0, p.packed = p.output_state_index = true;
+        p.intermediate_rows = 8, p.draft_tokens = 6;
+      },
+      Gate::typical, lengths);
+  cases.add("ConvIntermediateOfInitialState", [](Problem& p) {
+    p.short_conv = 4, p.initial_conv_state = p.output_conv_state = true;
+    p.B = p.N = 3, p.initial_state = p.output_final_state = true, p.intermediate_rows = 3;
+  });
+  cases.add("ConvColumnsAndIntermediate",
+            [=](Problem& p) { columns(p), p.intermediate_rows = 4, p.K = 33, p.V = 100; });
+  cases.add(
+      "ConvTreePacked",
+      [=](Problem& p) {
+        tree(p), p.packed = p.use_qk_l2norm = p.conv_tokens_first = true;
+        p.index_columns = 8, p.draft_tokens = 6, p.intermediate_rows = 6;
+      },
+      Gate::typical, lengths);
+  cases.add("ConvTreeOf16", [=](Problem& p) { tree(p), p.T = 16, p.K = 33, p.V = 100; });
+  cases.add("ConvTreeFromZeros", [=](Problem& p) {
+    tree(p), p.inplace_state = p.state_index = p.disable_state_update = false, p.state_slots = 0;
+    p.inplace_conv_state = false;
+  });
+  cases.add("ConvColumnsReadOnly", [=](Problem& p) { columns(p), p.disable_state_update = true; });
+}
+
 /// q, k and v convolved: shapes, sequences shorter than the window, empty ones, all windows, those
 /// of pools, and in the backward pass sequences that end in each row around a part of the tokens.
 void add_short_convs(Cases& cases, Pass pass) {
@@ -859,7 +936,8 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_numbers(cases);
   add_gates(cases);
   add_options(cases);
-  if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
+  if (which.pass == Pass::recurrent && takes_drafts(base(which)))
+    add_drafts(cases), add_conv_drafts(cases);
   add_output_norms(cases, base(which));
   add_short_convs(cases, which.pass);
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);

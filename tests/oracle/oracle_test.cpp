@@ -150,6 +150,71 @@ TEST(Oracle, ConvolvesRowsOfAPool) {
   expect_near(r.at("o"), {0, 0});
 }
 
+/// In front of a draft that was accepted: from the column behind it, to the first ones.
+TEST(Oracle, ConvolvesDrafts) {
+  Problem p = fp32_problem(2, 1, 1);
+  p.pass = Pass::recurrent, p.output_final_state = false;
+  p.short_conv = 3, p.conv_activation = Activation::none, p.has_conv_bias = true;
+  p.inplace_state = p.inplace_conv_state = p.state_index = true;
+  p.conv_columns = 5, p.state_slots = 4, p.index_columns = 3;
+  OperatorData data = by_hand(p, {1, 2}, {2, 1}, {4, 8}, {1, 1}, {0, 0});
+  data.tensors["conv_weight"] = HostTensor(DType::fp32, {3, 3}, {1, 0, 1, 0, 1, 0, 0.5, 0, 1});
+  data.tensors["conv_bias"] = HostTensor(DType::fp32, {3}, {0, 0, 1});
+  HostTensor pool(DType::fp32, {4, 3, 5});
+  for (std::int64_t i = 0; i < pool.elements(); ++i) pool.set(i, 7);
+  const std::int64_t slot = 2 * 3 * 5;
+  const auto put = [&](std::int64_t column, const Doubles& row) {
+    for (std::int64_t c = 0; c < 3; ++c)
+      pool.set(slot + c * 5 + column, row[static_cast<std::size_t>(c)]);
+  };
+  put(1, {1, 0, 3}), put(2, {2, 1, -1});
+  data.tensors["conv_state"] = pool;
+  data.tensors["state"] = HostTensor(DType::fp32, {4, 1, 1, 1}, {7, 0, 7, 7});
+  data.tensors["state_index"] = HostTensor(p.index_dtype, {1, 3}, {2, 1, 0});
+  data.tensors["num_accepted"] = HostTensor(p.index_dtype, {1}, {2});
+  Reference r = oracle(data);
+  const Reference plain =
+      oracle(by_hand(fp32_problem(2, 1, 1), {2, 4}, {1, 2}, {6.5, 8.5}, {1, 1}, {0, 0}));
+  expect_near(r.at("o"), plain.at("o"));
+  put(0, {2, 1, -1}), put(1, {1, 2, 4}), put(2, {2, 1, 8});
+  EXPECT_EQ(r.at("conv_state"), pool.values());
+  // Without a slot in column 0 from zeros, which leaves no window, though it has a state.
+  data.tensors["state_index"].set(0, 4);
+  r = oracle(data);
+  const Reference zeros =
+      oracle(by_hand(fp32_problem(2, 1, 1), {1, 2}, {0, 2}, {5, 9}, {1, 1}, {0, 0}));
+  expect_near(r.at("o"), zeros.at("o"));
+  EXPECT_EQ(r.at("conv_state"), data.tensors.at("conv_state").values());
+  data.tensors["num_accepted"].set(0, 4);
+  EXPECT_EQ(oracle(data).at("o"), (Doubles{0, 0}));
+}
+
+/// Along the parents of each token, and then into the window.
+TEST(Oracle, ConvolvesTrees) {
+  Problem p = fp32_problem(4, 1, 1);
+  p.pass = Pass::recurrent, p.output_final_state = false;
+  p.intermediate_rows = 1, p.parent = true;
+  const auto with_tree = [&](const Doubles& q, const Doubles& k, const Doubles& v) {
+    OperatorData data = by_hand(p, q, k, v, {1, 1, 1, 1}, {0, 0, 0, 0});
+    data.tensors["intermediate_index"] = HostTensor(p.index_dtype, {1}, {0});
+    data.tensors["parent"] = HostTensor(p.index_dtype, {1, 4}, {-1, 0, 3, 0});
+    data.tensors["intermediate_states"] = HostTensor(DType::fp32, {1, 4, 1, 1, 1});
+    return data;
+  };
+  // q takes the oldest of its three rows too: the window's, or of a token behind it the newest.
+  const Reference plain = oracle(with_tree({1 + 1, 2 + 2, 0, 3 + 2}, {1, 1, 0, 1}, {4, 5, 0, 7}));
+  p.short_conv = 3, p.conv_activation = Activation::none, p.initial_conv_state = true;
+  OperatorData data = with_tree({1, 2, 9, 3}, {1, 1, 9, 1}, {4, 5, 9, 7});
+  data.tensors["conv_weight"] = HostTensor(DType::fp32, {3, 3}, {1, 0, 1, 0, 0, 1, 0, 0, 1});
+  data.tensors["initial_conv_state"] = HostTensor(DType::fp32, {1, 3, 2}, {1, 2, 0, 0, 0, 0});
+  data.tensors["intermediate_conv_states"] = HostTensor(DType::fp32, {1, 4, 3, 2}, Doubles(24, 6));
+  const Reference r = oracle(data);
+  expect_near(r.at("o"), plain.at("o"));
+  expect_near(r.at("intermediate_states"), plain.at("intermediate_states"));
+  EXPECT_EQ(r.at("intermediate_conv_states"),
+            (Doubles{2, 1, 0, 1, 0, 4, 1, 2, 1, 1, 4, 5, 6, 6, 6, 6, 6, 6, 1, 3, 1, 1, 4, 7}));
+}
+
 /// Rows after silu are rounded; of several steps a token each follows its own.
 TEST(Oracle, ConvolvesStepsAndRounds) {
   Problem p = fp32_problem(2, 1, 1);

@@ -313,10 +313,10 @@ std::vector<bool> written_checkpoints(const OperatorData& data) {
   return written;
 }
 
-/// Which states of `name`, a pool or intermediate_states, are written.
+/// Which states of `name`, a pool, or which places of intermediate_states are written.
 std::vector<bool> written_by_tokens(const OperatorData& data, std::string_view name) {
   const Problem& p = data.problem;
-  const bool pool = name != "intermediate_states";
+  const bool pool = name == "state";
   const std::int64_t D = draft_tokens_of(p);
   std::vector<bool> written(static_cast<std::size_t>(!pool           ? *p.intermediate_rows * D
                                                      : p.state_index ? p.state_slots
@@ -350,10 +350,41 @@ std::vector<bool> written_states(const OperatorData& data, std::string_view name
   return name == "checkpoints" ? written_checkpoints(data) : written_by_tokens(data, name);
 }
 
-bool in_window(const Problem& p, std::int64_t element) {
+WindowColumns window_columns(const OperatorData& data) {
+  const Problem& p = data.problem;
+  const std::int64_t columns = conv_columns_of(p), before = *p.short_conv - 1;
+  WindowColumns of;
+  of.read.resize(static_cast<std::size_t>((p.state_index ? p.state_slots : p.N) * columns));
+  of.written.resize(of.read.size());
+  const auto set = [&](std::vector<bool>& which, std::int64_t slot, std::int64_t first,
+                       std::int64_t count) {
+    std::fill_n(which.begin() + slot * columns + first, count, true);
+  };
+  const auto sequences = slots_of(data);
+  for (std::int64_t n = 0; n < p.N; ++n) {
+    const auto& slots = sequences[static_cast<std::size_t>(n)];
+    if (!slots) continue;
+    if (p.index_columns == 0) {
+      if (slots->reads) set(of.read, slots->from, 0, before);
+      if (!p.disable_state_update) set(of.written, slots->to, 0, before);
+      continue;
+    }
+    const auto slot =
+        static_cast<std::int64_t>(data.tensors.at("state_index").at(n * p.index_columns));
+    if (slot < (p.null_slot_zero ? 1 : 0) || slot >= p.state_slots || length_of(data, n) == 0)
+      continue;
+    const auto first = static_cast<std::int64_t>(data.tensors.at("num_accepted").at(n)) - 1;
+    if (slots->reads) set(of.read, slot, first, before);
+    if (!p.disable_state_update)
+      set(of.written, slot, 0, before - 1 + std::min(length_of(data, n), p.index_columns));
+  }
+  return of;
+}
+
+std::int64_t column_of(const Problem& p, std::int64_t element) {
   const std::int64_t columns = conv_columns_of(p), channels = conv_channels(p);
-  const std::int64_t place = element % (columns * channels);
-  return (p.conv_tokens_first ? place / channels : place % columns) < *p.short_conv - 1;
+  const std::int64_t slot = element / (columns * channels), place = element % (columns * channels);
+  return slot * columns + (p.conv_tokens_first ? place / channels : place % columns);
 }
 
 void poison_unread(OperatorData& data) {
@@ -362,7 +393,7 @@ void poison_unread(OperatorData& data) {
     const std::size_t bytes = tensor.bytes() / static_cast<std::size_t>(units);
     std::fill_n(tensor.data() + static_cast<std::size_t>(unit) * bytes, bytes, kNanPoison);
   };
-  for (const char* name : {"checkpoints", "intermediate_states"}) {
+  for (const char* name : {"checkpoints", "intermediate_states", "intermediate_conv_states"}) {
     const auto tensor = data.tensors.find(name);
     if (tensor == data.tensors.end()) continue;
     const std::vector<bool> written = written_states(data, name);
@@ -392,14 +423,14 @@ void poison_unread(OperatorData& data) {
   const auto sequences = slots_of(data);
   for (const auto& slots : sequences)
     if (slots && slots->reads) read[static_cast<std::size_t>(slots->from)] = true;
-  for (const char* name : {"state", "conv_state"})
-    if (const auto pool = data.tensors.find(name); pool != data.tensors.end())
-      for (std::int64_t slot = 0; slot < count; ++slot)
-        if (!read[static_cast<std::size_t>(slot)]) poison(pool->second, slot, count);
+  for (std::int64_t slot = 0; slot < count; ++slot)
+    if (!read[static_cast<std::size_t>(slot)]) poison(data.tensors.at("state"), slot, count);
   if (p.inplace_conv_state) {
     HostTensor& windows = data.tensors.at("conv_state");
+    const std::vector<bool> columns = window_columns(data).read;
     for (std::int64_t i = 0; i < windows.elements(); ++i)
-      if (!in_window(p, i)) poison(windows, i, windows.elements());
+      if (!columns[static_cast<std::size_t>(column_of(p, i))])
+        poison(windows, i, windows.elements());
   }
   for (std::int64_t n = 0; n < p.N; ++n)
     if (!sequences[static_cast<std::size_t>(n)]) poison_tokens(start_of(n), length_of(data, n));

@@ -55,15 +55,20 @@ struct Slots {
 /// The same for every sequence; nothing for a null one.
 std::vector<std::optional<Slots>> slots_of(const OperatorData& data);
 
-/// Which states of a tensor that is in and out, `state`, `checkpoints` or `intermediate_states`,
-/// are written.
+/// Which states of a tensor that is in and out, `state`, `checkpoints` or `intermediate_states`, or
+/// windows of `intermediate_conv_states`, are written.
 std::vector<bool> written_states(const OperatorData& data, std::string_view name);
-/// Whether an element of conv_state is of a column in use.
-bool in_window(const Problem& p, std::int64_t element);
+/// Which columns of all slots of conv_state, slot by slot, are read and which are written.
+struct WindowColumns {
+  std::vector<bool> read, written;
+};
+WindowColumns window_columns(const OperatorData& data);
+/// The column of an element of conv_state, as they count there.
+std::int64_t column_of(const Problem& p, std::int64_t element);
 
 /// Makes all NaN that a problem must not read: with states in place slots that no sequence starts
-/// from, and the tokens of null sequences; null tokens of trees of drafts; states of `checkpoints`
-/// and `intermediate_states` that are written.
+/// from, columns of windows that none does, and the tokens of null sequences; null tokens of trees
+/// of drafts; states of `checkpoints` and `intermediate_states` that are written.
 void poison_unread(OperatorData& data);
 
 /// Tokens [first, first + count) of every tensor of one sequence of T tokens; a token may have

@@ -325,10 +325,14 @@ namespace {
 std::function<bool(std::int64_t)> touched_states(const OperatorData& data,
                                                  const std::string& name) {
   const Problem& p = data.problem;
-  const bool windows = name == "conv_state";
-  const std::int64_t one = windows ? conv_channels(p) * conv_columns_of(p) : p.HV * p.K * p.V;
-  return [=, &p, touched = written_states(data, name)](std::int64_t i) {
-    return touched[static_cast<std::size_t>(i / one)] && (!windows || in_window(p, i));
+  if (name == "conv_state")
+    return [&p, touched = window_columns(data).written](std::int64_t i) {
+      return touched[static_cast<std::size_t>(column_of(p, i))];
+    };
+  const bool windows = name == "intermediate_conv_states";
+  const std::int64_t one = windows ? conv_channels(p) * (*p.short_conv - 1) : p.HV * p.K * p.V;
+  return [one, touched = written_states(data, name)](std::int64_t i) {
+    return touched[static_cast<std::size_t>(i / one)];
   };
 }
 

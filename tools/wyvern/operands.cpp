@@ -226,12 +226,20 @@ void infer_checkpoints(Tensors& tensors, Problem& p) {
 }
 
 /// Final rows are always wanted, as final states are; backward, where their gradient is given. With
-/// states in place rows are too.
-void infer_conv(const Tensors& tensors, Problem& p) {
+/// states in place rows are too. Rows behind drafts are zeros where no tensor is given.
+void infer_conv(Tensors& tensors, Problem& p) {
   if (!p.short_conv) return;
   if (const HostTensor* weight = find(tensors, "conv_weight")) p.conv_dtype = weight->dtype;
   p.has_conv_bias = tensors.contains("conv_bias");
   p.inplace_conv_state = p.inplace_state;
+  if (p.intermediate_rows && !tensors.contains("intermediate_conv_states")) {
+    const std::int64_t channels = conv_channels(p), before = *p.short_conv - 1;
+    HostTensor zeros = HostTensor::make(
+        p.dtype, {*p.intermediate_rows, draft_tokens_of(p), p.conv_tokens_first ? before : channels,
+                  p.conv_tokens_first ? channels : before});
+    std::memset(zeros.data.get(), 0, zeros.bytes());
+    tensors.insert({"intermediate_conv_states", std::move(zeros)});
+  }
   if (p.inplace_state) return;
   p.initial_conv_state = tensors.contains("initial_conv_state");
   p.output_conv_state = p.pass != Pass::backward || tensors.contains("dfinal_conv_state");

@@ -262,7 +262,7 @@ void add_summary_cases(const Problem& base, std::vector<Case>& cases) {
 }
 
 /// Drafts to verify: slots for each token's state, and a tree with its states in a buffer; rows of
-/// o normalized.
+/// o normalized, and also convolved.
 void add_draft_cases(const Problem& base, std::vector<Case>& cases) {
   if (base.pass != Pass::recurrent || !facts_of(base).beta || facts_of(base).householder) return;
   for (const bool tree : {false, true}) {
@@ -277,6 +277,8 @@ void add_draft_cases(const Problem& base, std::vector<Case>& cases) {
     else
       p.index_columns = 5;
     p.output_norm = tree ? Activation::sigmoid : Activation::silu;
+    cases.push_back(c);
+    p.short_conv = 4, p.inplace_conv_state = p.conv_tokens_first = true;
     cases.push_back(std::move(c));
   }
 }

@@ -114,7 +114,7 @@ struct Problem {
   /// goes to the slot in column t.
   std::int64_t index_columns = 0;
   /// The state after each token goes to intermediate_states, which has this many rows of
-  /// draft_tokens states.
+  /// draft_tokens states; with short_conv also the window behind it to intermediate_conv_states.
   std::optional<std::int64_t> intermediate_rows;
   /// Tokens per row of intermediate_states and of `parent`, at most 16; unset: T.
   std::optional<std::int64_t> draft_tokens;
@@ -129,7 +129,7 @@ struct Problem {
   std::optional<float> norm_eps;  ///< finite, above 0; default 1e-6
   bool keep_output = false;       ///< forward, with output_norm: o before the norm is written too
 
-  // The same: the short convolution. The recurrent pass has it without drafts.
+  // The same: the short convolution.
   /// Convolves q, k and v, as they are given, with the rows before them, before all else: each
   /// channel by itself, by 2 to 4 weights of conv_weight. Backward: q, k and v are again those
   /// before the convolution, and gradients are of them.
@@ -143,8 +143,8 @@ struct Problem {
   /// Forward and recurrent, with inplace_state: these rows are read from and written to the pool
   /// `conv_state`, in the slots of `state`.
   bool inplace_conv_state = false;
-  /// Columns of a slot of conv_state, at least short_conv - 1; the first short_conv - 1 are in use.
-  /// Unset: short_conv - 1.
+  /// Columns of a slot of conv_state, at least used_conv_columns(), of which the first are in use.
+  /// Unset: used_conv_columns().
   std::optional<std::int64_t> conv_columns;
   bool conv_tokens_first = false;  ///< slots of conv_state are [columns, channels]
 
@@ -206,7 +206,10 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 
 /// The channels of short_conv: those of q, then of each step of k, then of each step of v.
 [[nodiscard]] std::int64_t conv_channels(const Problem& problem) noexcept;
-/// Columns of a slot of conv_state: conv_columns, or short_conv - 1; 0 without short_conv.
+/// Columns of a slot of conv_state that are in use: short_conv - 1, with index_columns one more for
+/// each column of state_index behind the first; 0 without short_conv.
+[[nodiscard]] std::int64_t used_conv_columns(const Problem& problem) noexcept;
+/// Columns of a slot of conv_state: conv_columns, or used_conv_columns().
 [[nodiscard]] std::int64_t conv_columns_of(const Problem& problem) noexcept;
 
 /// Throws Error(kBadInput) that names the first wrong field, its value and what is legal.

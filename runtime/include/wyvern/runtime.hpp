@@ -203,8 +203,16 @@ struct Arguments {
   TensorView final_conv_state;
   /// In and out, with inplace_conv_state: [state_slots,C,L], or with conv_tokens_first
   /// [state_slots,L,C] ([N,...] without state_index), of the dtype of q, L = conv_columns. A
-  /// sequence has the slots that it has of `state`. Slots may be strided (<wyvern/tensor.hpp>).
+  /// sequence has the slots that it has of `state`; with index_columns that of column 0 of
+  /// state_index alone, whose columns num_accepted[n] - 1 on are its window, and of whose columns
+  /// the first become the last short_conv - 2 of these and then the rows of its tokens. Slots may
+  /// be strided (<wyvern/tensor.hpp>).
   TensorView conv_state;
+  /// In and out, of the dtype of q, with short_conv and intermediate_rows:
+  /// [intermediate_rows,draft_tokens,C,W-1], or with conv_tokens_first [..,W-1,C]: the window
+  /// behind each token, where intermediate_states has its state. Entries without a token keep their
+  /// bytes.
+  TensorView intermediate_conv_states;
   /// Out, each as its input; of dq, dk and dv behind short_conv rows of tokens may be strided.
   TensorView dq, dk, dv, dbeta;
   TensorView derase, dwrite, dg;  ///< out, each as its input

@@ -404,6 +404,34 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
         IN_PLACE | {"conv_state": torch.zeros(2, 96, 2)}, ValueError,
         r"conv_state has 3 dimensions and 2 columns; it must be \[slots, C, L\] with L at least 3",
     ),
+    "few columns of drafts": (
+        IN_PLACE | {
+            "conv_state": torch.zeros(2, 96, 4), "state_index": torch.zeros(2, 3, dtype=torch.int32),
+            "num_accepted": torch.ones(2, dtype=torch.int32),
+        }, ValueError,
+        r"conv_state has 3 dimensions and 4 columns; it must be \[slots, C, L\] with L at least 5",
+    ),
+    "drafts without rows": (
+        {"intermediate_states": torch.zeros(2, 3, 2, 32, 16), "intermediate_index": torch.zeros(2, dtype=torch.int32)},
+        ValueError, "intermediate_conv_states is missing; with intermediate_states it must be given with conv_weight",
+    ),
+    "rows without drafts": (
+        {"intermediate_conv_states": torch.zeros(2, 3, 96, 3)},
+        ValueError, "intermediate_conv_states is given without intermediate_states",
+    ),
+    "rows of drafts": (
+        {
+            "intermediate_states": torch.zeros(2, 3, 2, 32, 16), "intermediate_conv_states": torch.zeros(2, 3, 96, 4),
+            "intermediate_index": torch.zeros(2, dtype=torch.int32),
+        }, ValueError, r"intermediate_conv_states has shape \[2, 3, 96, 4\]; .*2, 3, 96, 3",
+    ),
+    "drafts' rows without weights": (
+        {
+            "intermediate_states": torch.zeros(2, 3, 2, 32, 16), "intermediate_conv_states": torch.zeros(2, 3, 96, 3),
+            "intermediate_index": torch.zeros(2, dtype=torch.int32), "conv_weight": None, "conv_bias": None,
+            "initial_conv_state": None, "output_conv_state": False,
+        }, ValueError, "conv_weight is missing; with intermediate_states it must be given with intermediate_conv_st",
+    ),
     "pool's rank": (
         IN_PLACE | {"conv_state": torch.zeros(2, 96)}, ValueError, "conv_state has 2 dimensions and 96 columns",
     ),
@@ -427,8 +455,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_named(name: str, dtype: torch.dtype) -> None:
     change, kind, message = MISTAKES[name]
-    call = batch(ops.chunk_delta_rule, "cpu", dtype, B=2, T=3, states=False)
-    if dtype is torch.float64 and (name == "window's dtype" or "state" in change or "checkpoints" in change):
+    drafts = {"num_accepted", "intermediate_conv_states", "intermediate_states"} & change.keys()
+    function = ops.fused_recurrent_delta_rule if drafts else ops.chunk_delta_rule
+    call = batch(function, "cpu", dtype, B=2, T=3, states=False)
+    if dtype is torch.float64 and (name == "window's dtype" or {"state", "checkpoints", *drafts} & change.keys()):
         pytest.skip("float64 takes windows of any dtype, and no pools")
     with pytest.raises(kind, match=message):
         call.function(**{**call.tensors, **call.fixed, **change})

@@ -142,6 +142,162 @@ def test_packed(function: Any, device: str) -> None:
         assert torch.equal(kept[n, length:], torch.full_like(kept[n, length:], 7.0))
 
 
+# Tokens that each step of a sequence has, and how many of them are accepted: 14 in all.
+STEPS = [
+    [(4, 2), (2, 2), (5, 5)],
+    [(5, 1), (0, 0), (3, 1)],
+    [(0, 0), (5, 4), (4, 3)],
+    [(5, 5), (1, 1), (2, 1)],
+    [(3, 3), (5, 2), (5, 3)],
+    [(4, 3), (5, 5), (1, 1)],
+]
+
+
+def windows_like(rows: torch.Tensor, slots: int, columns: int, layout: str) -> torch.Tensor:
+    """A pool [slots, C, columns] of NaN, in a layout, for rows of C channels."""
+    C = rows.shape[1]
+    if layout == "tokens first":
+        return rows.new_full([slots, columns, C], float("nan")).mT
+    return rows.new_full([slots, C * columns + 64], float("nan"))[:, 64:].unflatten(1, (C, columns))
+
+
+@pytest.mark.parametrize("kept", ["slots", "buffer"])
+@pytest.mark.parametrize("layout", ["tokens first", "channels first"])
+@pytest.mark.parametrize("W", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_convolved_drafts_go_on(
+    function: Any, dtype: torch.dtype, W: int, layout: str, kept: str, device: str
+) -> None:
+    """Behind what is accepted of each step, others' rows being noise, with the bits of running through."""
+    M, count, end = 5, 3, 14
+    call = make(function, dtype, device, T=end, B=count, states=False)
+    x = {name: part.detach() for name, part in call.tensors.items()}
+    C = 2 * x["q"][0, 0].numel() + x["v"][0, 0].numel()
+    weights = {"conv_weight": torch.randn(C, W, device=device) / 8, "conv_bias": torch.randn(C, device=device) / 8}
+    states = torch.randn(count, *x["v"].shape[2:3], x["q"].shape[3], x["v"].shape[3], device=device)
+    first = torch.randn(count, C, W - 1, device=device).to(dtype)
+    wanted, after, last = function(
+        **x, **weights, initial_state=states, initial_conv_state=first, output_final_state=True, output_conv_state=True
+    )
+    index = torch.randperm(count * M + 1, generator=torch.Generator().manual_seed(8))[: count * M].reshape(count, M)
+    index = index.to(device, torch.int32)
+    slots = index[:, 0].long()
+    pool = states.new_full([count * M + 1, *states.shape[1:]], float("nan"))
+    rows = windows_like(first, len(pool), W - 2 + M + (3 if W == 3 else 0), layout)
+    pool[slots], rows[slots, :, : W - 1] = states, first
+    buffer = pool[: count * M].unflatten(0, (count, M)).clone().fill_(float("nan"))
+    windows = windows_like(first, count * M, W - 1, layout)
+    windows = windows.contiguous() if layout == "channels first" else windows
+    windows = windows.unflatten(0, (count, M))
+    begin, accepted = [0] * count, [1] * count
+    for step in STEPS:
+        parts = []
+        for n, (tokens, good) in enumerate(step):
+            part = {name: given[n, begin[n] : begin[n] + good] for name, given in x.items()}
+            noise = {name: given[n, : tokens - good].flip(0) for name, given in x.items()}
+            parts.append({name: torch.cat([part[name], noise[name]]) for name in x})
+        ends = torch.tensor([0, *(tokens for tokens, _ in step)], device=device).cumsum(0)
+        drafts: dict[str, Any] = {
+            "state_index": index, "num_accepted": torch.tensor(accepted, dtype=torch.int32, device=device),
+        }  # fmt: skip
+        before = [pool.clone(), rows.clone()]
+        if kept == "buffer":
+            drafts = {
+                "state_index": index[:, 0].contiguous(), "intermediate_states": buffer, "disable_state_update": True,
+                "intermediate_conv_states": windows,
+                "intermediate_index": torch.arange(count, dtype=torch.int32, device=device),
+            }  # fmt: skip
+        o, none = function(
+            **{name: torch.cat([part[name] for part in parts])[None] for name in x}, **weights, cu_seqlens=ends,
+            state=pool, conv_state=rows, **drafts,
+        )  # fmt: skip
+        assert none is None
+        if kept == "buffer":
+            for x_before, x_after in zip(before, (pool, rows), strict=True):
+                assert torch.equal(x_before.nan_to_num(9e4), x_after.nan_to_num(9e4))
+        for n, (tokens, good) in enumerate(step):
+            assert torch.equal(o[0, ends[n] : ends[n] + good], wanted[n, begin[n] : begin[n] + good])
+            begin[n] += good
+            if tokens and kept == "buffer":
+                assert windows[n, tokens:].isnan().all() and not windows[n, :tokens].isnan().any()
+                pool[slots[n]], rows[slots[n], :, : W - 1] = buffer[n, good - 1], windows[n, good - 1]
+                windows[n] = float("nan")
+            elif tokens:
+                accepted[n] = good
+    assert begin == [end] * count
+    for n, column in enumerate(accepted):
+        assert torch.equal(pool[index[n, column - 1]], after[n])
+        assert torch.equal(rows[index[n, 0], :, column - 1 : column + W - 2], last[n])
+    others = [slot for slot in range(len(pool)) if slot not in slots.tolist()]
+    assert rows[others].isnan().all() and rows[:, :, W - 2 + M :].isnan().all()
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_convolved_trees(function: Any, dtype: torch.dtype, pooled: bool, device: str) -> None:
+    """Each token has the bits of the path to it, and so has the window behind it."""
+    call = batch(function, device, dtype)
+    C = 2 * call.tensors["q"][0, 0].numel() + call.tensors["v"][0, 0].numel()
+    weights = {"conv_weight": torch.randn(C, 4, device=device) / 8}
+    states, first = pool_like(call, False)[:N], torch.randn(N, C, 3, device=device).to(dtype)
+    kept = torch.full((4, T, *states.shape[1:]), 7.0, device=device)
+    windows = torch.full((4, T, 3, C), 7.0, device=device).to(dtype).mT
+    rows = windows_like(first, SLOTS, 5, "tokens first")
+    slots = torch.tensor([3, 1, 2, 9], device=device)
+    given: dict[str, Any] = {"initial_state": states, "initial_conv_state": first}
+    if pooled:
+        pool = states.new_full([SLOTS, *states.shape[1:]], float("nan"))
+        pool[slots], rows[slots, :, :3] = states, first
+        given = {"state": pool, "conv_state": rows, "disable_state_update": True, "state_index": slots}
+    else:
+        windows = windows.contiguous()
+    o, _ = function(
+        **call.tensors, **weights, **given, intermediate_states=kept, intermediate_conv_states=windows,
+        intermediate_index=torch.tensor(ROWS, dtype=slots.dtype, device=device),
+        parent=torch.tensor(PARENTS, dtype=slots.dtype, device=device),
+    )
+    untouched = torch.ones(4, T, dtype=torch.bool)
+    for n in range(N):
+        paths: dict[int, list[int]] = {-1: []}
+        for t in range(T):
+            parent = PARENTS[n][t]
+            if ROWS[n] >= len(kept) or parent >= t or parent not in paths:
+                assert not o[n, t].any()
+                continue
+            paths[t] = [*paths[parent], t]
+            part = {name: x[n : n + 1, paths[t]] for name, x in call.tensors.items()}
+            line, state, last = function(
+                **part, **weights, initial_state=states[n : n + 1], initial_conv_state=first[n : n + 1],
+                output_final_state=True, output_conv_state=True,
+            )
+            assert torch.equal(o[n, t], line[0, -1]) and torch.equal(kept[ROWS[n], t], state[0])
+            assert torch.equal(windows[ROWS[n], t], last[0])
+            untouched[ROWS[n], t] = False
+    assert untouched.any() and (windows.cpu()[untouched] == 7).all()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_convolved_drafts_without_slots(function: Any, device: str) -> None:
+    """Null sequences read and write no rows; one without a slot in column 0 starts from zeros."""
+    call = batch(function, device)
+    C = 2 * call.tensors["q"][0, 0].numel() + call.tensors["v"][0, 0].numel()
+    weight = torch.randn(C, 4, device=device) / 8
+    pool = pool_like(call, False)
+    index = columns(device, torch.int64)
+    index[2], index[1, 0], index[3, 2] = -1, SLOTS, -1
+    accepted = torch.tensor([6, 3, 1, 3], device=device)  # but the second all are null
+    rows = windows_like(weight[None], SLOTS, T + 2, "tokens first")
+    o, _ = function(
+        **call.tensors, state=pool.clone(), state_index=index, num_accepted=accepted, conv_weight=weight,
+        conv_state=rows,
+    )  # fmt: skip
+    assert rows.isnan().all() and not o[[0, 2, 3]].any()
+    wanted, _ = function(**call.tensors, initial_state=pool[index[:, 2].clamp(min=0)], conv_weight=weight)
+    assert torch.equal(o[1], wanted[1])
+
+
 def test_wrong_arguments(device: str) -> None:
     call = batch(ops.fused_recurrent_kda, device)
     pool = pool_like(call, False)

@@ -268,6 +268,52 @@ def test_decoding_in_pools(function: Any, device: str) -> None:
     assert state[[0, 2, 4]].isnan().all() and rows[[0, 2, 4]].isnan().all()
 
 
+@pytest.mark.parametrize("function", [layers.gated_delta_net, layers.kimi_delta, layers.delta_net])
+def test_drafts(function: Any, device: str) -> None:
+    """Steps of four tokens, of which some are accepted, beside float64."""
+    layer = make(function, device=device, T=13)
+    wanted = exact(layer, in_float64(layer))
+    state = torch.full([8, 4, 16, 32], float("nan"), device=device)
+    rows = torch.full([8, 6, layer.tensors["conv_weight"].shape[0]], float("nan"), device=device)
+    slots = torch.tensor([[3, 1, 0, 6], [5, 4, 2, 7]], device=device)
+    state[slots[:, 0]] = layer.tensors.pop("initial_state")
+    rows[slots[:, 0], :3] = layer.tensors.pop("initial_conv_state").mT
+    layer.options["output_final_state"] = False
+    begin, accepted = 0, 1
+    for following in (2, 1, 4, 3, 3):
+        tokens = slice(begin, begin + 4)
+        parts = {name: x[:, tokens] for name, x in layer.parts.items()}
+        tensors = {name: x[:, tokens] if name in "gbw" else x for name, x in layer.tensors.items()}
+        o, *states = Layer(function, parts, tensors, layer.options)(
+            state=state, conv_state=rows.mT, state_index=slots, num_accepted=torch.full([2], accepted, device=device)
+        )
+        assert states == [None, None] and error(o, wanted.o[:, tokens]) < 1e-5
+        begin, accepted = begin + following, following
+    assert error(state[slots[:, 2]], wanted.final_state) < 1e-5
+    assert torch.equal(rows[slots[:, 0], 2:5].mT.double().cpu(), wanted.final_conv_state)
+
+
+@pytest.mark.parametrize("function", [layers.gated_delta_net, layers.kimi_delta, layers.delta_net])
+def test_trees_of_drafts(function: Any, device: str) -> None:
+    """Of two branches behind a token the second is that of the sequence, beside float64."""
+    layer = make(function, device=device, T=3)
+    wanted = exact(layer, in_float64(layer))
+    layer.options["output_final_state"] = False
+    order = [0, 2, 1, 2]  # token 2 comes twice, the first time behind token 0
+    parts = {name: x[:, order] for name, x in layer.parts.items()}
+    tensors = {name: x[:, order] if name in "gbw" else x for name, x in layer.tensors.items()}
+    states = layer.tensors["initial_state"].new_zeros(2, 4, 4, 16, 32)
+    windows = torch.zeros(2, 4, layer.tensors["conv_weight"].shape[0], 3, device=device)
+    o, *none = Layer(function, parts, tensors, layer.options)(
+        intermediate_states=states, intermediate_conv_states=windows,
+        intermediate_index=torch.tensor([1, 0], device=device),
+        parent=torch.tensor([[-1, 0, 0, 2]] * 2, device=device),
+    )  # fmt: skip
+    assert none == [None, None] and error(o[:, [0, 2, 3]], wanted.o) < 1e-5
+    assert error(states[[1, 0], 3], wanted.final_state) < 1e-5
+    assert torch.equal(windows[[1, 0], 3].double().cpu(), wanted.final_conv_state)
+
+
 @pytest.mark.parametrize("function", [function for function in FUNCTIONS if function.__name__ != "gated_delta_product"])
 def test_which_calls_go_token_by_token(function: Any, device: str) -> None:
     def same(x: layers.LayerOutput, y: layers.LayerOutput) -> bool:
@@ -428,7 +474,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
     "window": ({"initial_conv_state": torch.ones(1, 192, 4)}, ValueError, r"initial_conv_state has shape \[1, 192, 4\]"),
     "no rates": ({"A_log": None}, ValueError, "A_log is None"),
     "activation": ({"norm_activation": "relu"}, ValueError, "norm_activation is 'relu'"),
-    "drafts": ({"num_accepted": torch.ones(1)}, TypeError, "unexpected keyword argument 'num_accepted'"),
+    "drafts": (
+        {"num_accepted": torch.ones(1), "recurrent": False}, ValueError, "num_accepted is given with recurrent=False"
+    ),
+    "read only": (
+        {"disable_state_update": True, "recurrent": False}, ValueError, "disable_state_update is given with recurrent=F"
+    ),
     "two states": ({"state": torch.ones(1, 4, 16, 32)}, ValueError, "initial_state is given; .* None with state"),
     "states alone": (
         {"state": torch.ones(1, 4, 16, 32), "initial_state": None, "output_final_state": False}, ValueError,

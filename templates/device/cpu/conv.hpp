@@ -35,22 +35,21 @@ struct ConvTaps {
 
 /// Convolves rows `token` to `last` of the sequence that begins with row `begin`, of `count`
 /// channels.
-template <class S, class T>
+template <class S, class Layout = GivenWindows<S>, class T>
 static void convolve_rows(const ChannelRows<const T, T>& rows, const ConvTaps<S>& taps,
                           const ConvWindows<T>& windows, int64 channel, int64 channels, int count,
                           int64 token, int64 last, int64 begin) {
   constexpr int kBefore = S::CONV_WIDTH - 1;
-  const auto stride =
-      static_cast<int>(window_place<S>(1, 0, channels) - window_place<S>(0, 0, channels));
+  const auto stride = static_cast<int>(window_place<S, Layout>(1, 0, channels));
   f32 x[S::CONV_WIDTH] = {};
   for (int j = 0; j < kBefore; ++j) {
     const int64 row = token - kBefore + j;
     if (row >= begin)
       x[j] = load_heads(rows.given + row * rows.stride, count);
     else if (windows.first != nullptr)
-      x[j] =
-          gathered(windows.first + window_place<S>(channel, window_column<S>(row, begin), channels),
-                   stride, count);
+      x[j] = gathered(
+          windows.first + window_place<S, Layout>(channel, window_column<S>(row, begin), channels),
+          stride, count);
   }
   for (; token < last; ++token) {
     x[kBefore] = load_heads(rows.given + token * rows.stride, count);

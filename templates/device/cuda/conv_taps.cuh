@@ -65,19 +65,15 @@ WYVERN_DEVICE Vector<T, kVector> convolved_row(const ConvTaps<S, kVector>& taps,
 template <class S, class T, int kVector>
 struct ConvWindow {
   static constexpr int kBefore = S::CONV_WIDTH - 1;
-  // How columns lie: those of a channel side by side, all of them in use or not, or the channels
-  // of a column.
-  static constexpr bool kTokensFirst = S::CONV_INPLACE && S::CONV_TOKENS_FIRST;
-  static constexpr bool kDense =
-      !kTokensFirst && (!S::CONV_INPLACE || S::CONV_LENGTH == S::CONV_WIDTH - 1);
   Vector<T, kVector> columns[kBefore];
 
   /// Zeros where `window` is null.
+  template <class Layout = GivenWindows<S>>
   WYVERN_DEVICE void load_from(const T* window, int64 channel, int64 channels) {
 #pragma unroll
     for (auto& column : columns) column = {};
     if (window == nullptr) return;
-    if constexpr (kDense) {
+    if constexpr (kDense<Layout>) {
 #pragma unroll
       for (int part = 0; part < kBefore; ++part) {
         const auto some = load<kVector>(window + channel * kBefore + part * kVector);
@@ -87,19 +83,20 @@ struct ConvWindow {
     } else {
 #pragma unroll
       for (int j = 0; j < kBefore; ++j) {
-        const T* const from = window + window_place<S>(channel, j, channels);
-        if constexpr (kTokensFirst) {
+        const T* const from = window + window_place<S, Layout>(channel, j, channels);
+        if constexpr (Layout::kTokensFirst) {
           columns[j] = load<kVector>(from);
         } else {
 #pragma unroll
-          for (int c = 0; c < kVector; ++c) columns[j].at[c] = from[c * S::CONV_LENGTH];
+          for (int c = 0; c < kVector; ++c) columns[j].at[c] = from[c * Layout::kColumns];
         }
       }
     }
   }
 
+  template <class Layout = GivenWindows<S>>
   WYVERN_DEVICE void store_to(T* window, int64 channel, int64 channels) {
-    if constexpr (kDense) {
+    if constexpr (kDense<Layout>) {
 #pragma unroll
       for (int part = 0; part < kBefore; ++part) {
         Vector<T, kVector> some;
@@ -109,15 +106,21 @@ struct ConvWindow {
       }
     } else {
 #pragma unroll
-      for (int j = 0; j < kBefore; ++j) {
-        T* const to = window + window_place<S>(channel, j, channels);
-        if constexpr (kTokensFirst) {
-          store_vector(to, columns[j]);
-        } else {
+      for (int j = 0; j < kBefore; ++j)
+        store_column<Layout>(window, j, columns[j], channel, channels);
+    }
+  }
+
+  /// One column of any, of these channels.
+  template <class Layout = GivenWindows<S>>
+  WYVERN_DEVICE static void store_column(T* window, int64 column, const Vector<T, kVector>& row,
+                                         int64 channel, int64 channels) {
+    T* const to = window + window_place<S, Layout>(channel, column, channels);
+    if constexpr (Layout::kTokensFirst) {
+      store_vector(to, row);
+    } else {
 #pragma unroll
-          for (int c = 0; c < kVector; ++c) to[c * S::CONV_LENGTH] = columns[j].at[c];
-        }
-      }
+      for (int c = 0; c < kVector; ++c) to[c * Layout::kColumns] = row.at[c];
     }
   }
 
@@ -129,6 +132,10 @@ struct ConvWindow {
   }
 
  private:
+  /// Whether the columns of a channel lie side by side and all of them are in use.
+  template <class Layout>
+  static constexpr bool kDense = !Layout::kTokensFirst && Layout::kColumns == kBefore;
+
   /// Element i of a dense window of these channels.
   WYVERN_DEVICE T& place(int i) { return columns[i % kBefore].at[i / kBefore]; }
 };

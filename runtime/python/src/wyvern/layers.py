@@ -20,7 +20,8 @@ shape ``[B, T, heads * dim]`` or ``[B, T, heads, dim]`` and begin at multiples o
 
 A step of decoding is a call with few tokens and both states: ``initial_state`` and ``initial_conv_state``, or the
 pools ``state`` and ``conv_state``. It goes token by token, as the ``fused_recurrent_*`` functions do; ``recurrent``
-says which calls do. Drafts and checkpoints are not among the arguments: the operators have none with a convolution.
+says which calls do. Drafts are verified with ``num_accepted`` or ``intermediate_states``. Checkpoints are not among
+the arguments: the operators have none with a convolution.
 Derivatives, dtypes, ``torch.compile`` and errors are those of the operator with ``conv_weight``; errors that come from
 there name its arguments: ``norm_gate`` is z, ``beta`` b, and ``g`` a.
 """
@@ -89,6 +90,12 @@ def gated_delta_net(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    num_accepted: Tensor | None = None,
+    intermediate_states: Tensor | None = None,
+    intermediate_conv_states: Tensor | None = None,
+    intermediate_index: Tensor | None = None,
+    disable_state_update: bool = False,
+    parent: Tensor | None = None,
     recurrent: bool | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
@@ -133,9 +140,12 @@ def gated_delta_net(
             place of ``initial_state`` and ``output_final_state``, as in wyvern.ops.
         conv_state: ``[slots, C, L]`` in the dtype of q, with ``state`` and in the same slots: the pool of rows before
             sequences, as in wyvern.ops.
+        num_accepted, intermediate_states, intermediate_conv_states, intermediate_index, disable_state_update, parent:
+            drafts are verified, as in wyvern.ops.fused_recurrent_gated_delta_rule.
         recurrent: go token by token, as in decoding; without gradients where o is normalized. By default where no
             gradient is asked, without ``batch_invariant``, and where no sequence has more than 16 tokens: of a
-            packed batch by ``cu_seqlens_cpu``, without it the batch.
+            packed batch by ``cu_seqlens_cpu``, without it the batch. Always where
+            drafts are verified.
         out: ``[B, T, HV, V]``, where o goes, without gradients.
         batch_invariant: as in wyvern.ops.
         cp_context: as in wyvern.ops: sequences go on in other ranks, which the convolution reads rows of. Without
@@ -156,6 +166,9 @@ def gated_delta_net(
         batch_invariant=batch_invariant,
         state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
         output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
+        num_accepted=num_accepted, intermediate_states=intermediate_states,
+        intermediate_conv_states=intermediate_conv_states, intermediate_index=intermediate_index,
+        disable_state_update=disable_state_update, parent=parent,
         recurrent=recurrent, cp_context=cp_context,
     )  # fmt: skip
 
@@ -194,6 +207,12 @@ def kimi_delta(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    num_accepted: Tensor | None = None,
+    intermediate_states: Tensor | None = None,
+    intermediate_conv_states: Tensor | None = None,
+    intermediate_index: Tensor | None = None,
+    disable_state_update: bool = False,
+    parent: Tensor | None = None,
     recurrent: bool | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
@@ -221,6 +240,9 @@ def kimi_delta(
         batch_invariant=batch_invariant,
         state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
         output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
+        num_accepted=num_accepted, intermediate_states=intermediate_states,
+        intermediate_conv_states=intermediate_conv_states, intermediate_index=intermediate_index,
+        disable_state_update=disable_state_update, parent=parent,
         recurrent=recurrent, cp_context=cp_context,
     )  # fmt: skip
 
@@ -255,6 +277,12 @@ def delta_net(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    num_accepted: Tensor | None = None,
+    intermediate_states: Tensor | None = None,
+    intermediate_conv_states: Tensor | None = None,
+    intermediate_index: Tensor | None = None,
+    disable_state_update: bool = False,
+    parent: Tensor | None = None,
     recurrent: bool | None = None,
     out: Tensor | None = None,
     batch_invariant: bool = False,
@@ -276,6 +304,9 @@ def delta_net(
         state_v_first=state_v_first, out=out, batch_invariant=batch_invariant,
         state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
         output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
+        num_accepted=num_accepted, intermediate_states=intermediate_states,
+        intermediate_conv_states=intermediate_conv_states, intermediate_index=intermediate_index,
+        disable_state_update=disable_state_update, parent=parent,
         recurrent=recurrent, cp_context=cp_context,
     )  # fmt: skip
 
@@ -511,6 +542,10 @@ _RECURRENT: dict[Callable[..., Any], Callable[..., Any]] = {
     ops.chunk_kda: ops.fused_recurrent_kda,
 }
 _MOST_DECODED = 16  # tokens of a sequence
+_DRAFTS = (
+    "num_accepted", "intermediate_states", "intermediate_conv_states", "intermediate_index", "disable_state_update",
+    "parent",
+)  # fmt: skip
 
 
 def _decodes(options: dict[str, Any], tensors: Sequence[Tensor | None]) -> bool:
@@ -545,8 +580,15 @@ def _run(
         raise ValueError(f"{name} is missing; it must be given with {other}")
     weight = _joined("conv_weight", conv_weight, 2)
     bias = None if conv_bias is None else _joined("conv_bias", conv_bias, 1)
+    named = [name for name in _DRAFTS if name in options]
+    drafts = next((name for name in named if options[name] is not None and options[name] is not False), None)
+    if drafts is not None and recurrent is False:
+        raise ValueError(f"{drafts} is given with recurrent=False; drafts are verified token by token")
     if recurrent is None:
-        recurrent = _decodes(options, [*x.values(), weight, bias, norm_weight])
+        recurrent = drafts is not None or _decodes(options, [*x.values(), weight, bias, norm_weight])
+    if drafts is None:
+        for name in named:  # no arguments of the chunk functions, nor of all recurrent ones
+            del options[name]
     if recurrent:
         if options["cp_context"] is not None:
             raise ValueError("cp_context is given with recurrent=True, which goes through one rank's tokens alone")

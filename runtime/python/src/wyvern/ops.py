@@ -637,6 +637,7 @@ def fused_recurrent_gated_delta_rule(
     initial_conv_state: Tensor | None = None,
     output_conv_state: bool = False,
     conv_state: Tensor | None = None,
+    intermediate_conv_states: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -670,7 +671,15 @@ def fused_recurrent_gated_delta_rule(
             any other parent, or that goes on from such a token, is null: its row of o is 0, its state
             is not written. With ``state`` it needs ``disable_state_update``; ``output_final_state`` must
             be false.
-        conv_weight: as there; it goes with neither ``num_accepted`` nor ``intermediate_states``.
+        conv_weight: as there; with ``intermediate_states`` it needs ``intermediate_conv_states``.
+        conv_state: as there; with ``num_accepted`` of L at least W - 2 + M columns. Sequence n has the slot of
+            column 0 of ``state_index`` then: columns ``num_accepted[n] - 1`` to ``num_accepted[n] + W - 3`` are
+            the rows before its first, and where it has l tokens columns 0 to W - 3 + min(l, M) become the last
+            W - 2 of these rows and then those of its tokens. Where that column holds none of a slot, a sequence
+            with a state starts from zeros, and its rows are not written.
+        intermediate_conv_states: ``[rows, T, C, W - 1]`` in the dtype of q, beside ``intermediate_states``: the last
+            W - 1 rows before the convolution behind each token, in a tree those of the token and its ancestors,
+            where its state is there; contiguous, or as ``conv_state`` of stride 1 in C.
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated where it is
             computed, ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's
             row by itself. Rows of null sequences and null tokens stay 0. There is no gradient then, which the
@@ -721,7 +730,7 @@ def fused_recurrent_gated_delta_rule(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            out=out, conv_state=conv_state,
+            out=out, conv_state=conv_state, intermediate_conv_states=intermediate_conv_states,
         ),
     )  # fmt: skip
 
@@ -760,6 +769,7 @@ def fused_recurrent_delta_rule(
     initial_conv_state: Tensor | None = None,
     output_conv_state: bool = False,
     conv_state: Tensor | None = None,
+    intermediate_conv_states: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -794,7 +804,7 @@ def fused_recurrent_delta_rule(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            out=out, conv_state=conv_state,
+            out=out, conv_state=conv_state, intermediate_conv_states=intermediate_conv_states,
         ),
     )  # fmt: skip
 
@@ -838,6 +848,7 @@ def fused_recurrent_kda(
     initial_conv_state: Tensor | None = None,
     output_conv_state: bool = False,
     conv_state: Tensor | None = None,
+    intermediate_conv_states: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_gate: Tensor | None = None,
     norm_eps: float = 1e-6,
@@ -875,7 +886,7 @@ def fused_recurrent_kda(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
-            out=out, conv_state=conv_state,
+            out=out, conv_state=conv_state, intermediate_conv_states=intermediate_conv_states,
         ),
     )  # fmt: skip
 
@@ -1285,6 +1296,7 @@ def _pool(
     parent: Tensor | None = None,
     out: Tensor | None = None,
     conv_state: Tensor | None = None,
+    intermediate_conv_states: Tensor | None = None,
 ) -> _Pool | None:
     """What a call says of states in place and inside sequences and of where o goes; None where it has none."""
     if null_slots not in ("negative", "non-positive"):
@@ -1317,6 +1329,8 @@ def _pool(
         raise ValueError(f"{name} is missing; it must be given with {other}")
     if parent is not None and intermediate_states is None:
         raise ValueError("parent is given without intermediate_states, which tokens go on from")
+    if intermediate_conv_states is not None and intermediate_states is None:
+        raise ValueError("intermediate_conv_states is given without intermediate_states, beside which rows are kept")
     if checkpoint_every is not None and checkpoint_offsets is not None:
         raise ValueError("checkpoint_every and checkpoint_offsets are given; give one of them")
     if (checkpoints is None) != (checkpoint_every is None and checkpoint_offsets is None):
@@ -1337,6 +1351,9 @@ def _pool(
         if conv_state.stride(1) == 1 != conv_state.stride(2):
             fields["conv_tokens_first"] = 1
             conv_state = conv_state.transpose(1, 2)
+            if intermediate_conv_states is not None:
+                windows = tensor("intermediate_conv_states", intermediate_conv_states)
+                intermediate_conv_states = windows.transpose(2, 3) if windows.dim() == 4 else windows
     tensors = {
         "state": state,
         "state_scale": state_scale,
@@ -1351,6 +1368,7 @@ def _pool(
         "intermediate_states": intermediate_states,
         "out": out,
         "conv_state": conv_state,
+        "intermediate_conv_states": intermediate_conv_states,
     }
     return _Pool({name: x for name, x in tensors.items() if x is not None}, fields)
 
@@ -1387,10 +1405,13 @@ def _check_pool(
                 "output_final_state is true; it must be false with state, which is updated in place"
             )
         _check_conv_pool(problem, pool, inputs)
-    without_rows = ("checkpoints", "intermediate_states", "num_accepted")
-    refused = next((name for name in without_rows if name in tensors), None)
-    if inputs.conv_weight is not None and refused is not None:
-        raise ValueError(f"conv_weight is given; it must be None with {refused}, which keeps no rows")
+    convolved = inputs.conv_weight is not None
+    if convolved and "checkpoints" in tensors:
+        raise ValueError("conv_weight is given; it must be None with checkpoints, which keeps no rows")
+    if "intermediate_states" in tensors and convolved != ("intermediate_conv_states" in tensors):
+        name, other = ("intermediate_conv_states", "conv_weight")
+        name, other = (name, other) if convolved else (other, name)
+        raise ValueError(f"{name} is missing; with intermediate_states it must be given with {other}")
     for name, value in (
         ("disable_recompute", disable_recompute),
         ("return_intermediate_states", return_intermediate_states),
@@ -1418,10 +1439,13 @@ def _check_conv_pool(problem: Problem, pool: _Pool, inputs: Inputs) -> None:
             "output_conv_state is true; it must be false with conv_state, which is updated in place"
         )
     columns = conv_state.shape[1 if "conv_tokens_first" in pool.fields else -1] if conv_state.dim() else 0
-    if conv_state.dim() != 3 or columns < weight.shape[1] - 1:
+    least = weight.shape[1] - 1
+    if "num_accepted" in pool.tensors:
+        least += max(pool.tensors["state_index"].shape[1], 1) - 1
+    if conv_state.dim() != 3 or columns < least:
         raise ValueError(
             f"conv_state has {conv_state.dim()} dimensions and {columns} columns; it must be [slots, C, L] with L "
-            f"at least {weight.shape[1] - 1}"
+            f"at least {least}"
         )
 
 
