@@ -39,8 +39,9 @@ enum class TensorDim : std::uint8_t {
               ///< first
   conv_columns,     ///< of a slot of conv_state: the other
   summary_columns,  ///< V, or V + K with transition
+  NS,               ///< segments of segment_chunks chunks of kept_chunk_size() rows of k
 };
-inline constexpr std::size_t kDims = 24;
+inline constexpr std::size_t kDims = 25;
 
 /// A shape in symbols.
 struct Dims {
@@ -56,6 +57,7 @@ struct Dims {
 enum class TensorRole : std::uint8_t {
   input,
   kept,     ///< the forward pass may write it, the backward pass reads it
+  shared,   ///< a summary may write it, the forward pass reads it
   output,   ///< gradients too
   updated,  ///< read and written
   inside,   ///< an output of the forward pass; the recurrent pass writes some of its rows
@@ -81,7 +83,7 @@ enum class Quantity : std::uint8_t {
   accepted,        ///< num_accepted: in 1 to index_columns
   rows,            ///< intermediate_index
   parents,         ///< parent
-  computed,        ///< written by a pass; an input only with disable_recompute
+  computed,        ///< written by a pass; an input only with disable_recompute or segment_chunks
 };
 
 /// One tensor of an operator. A gradient's name is "d" and its input's name.

@@ -89,8 +89,8 @@ std::string illegal_with_norm(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS, true).bytes, limits);
 }
 
-/// The stages of the whole pass.
-std::vector<Cover> whole_pass() {
+/// The stages of the whole pass, `segments` among them.
+std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
   return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
@@ -99,7 +99,7 @@ std::vector<Cover> whole_pass() {
       stages::scaled_dot_kkt,
       stages::solve_tril,
       stages::recompute_w_u,
-      stages::fwd_h_segment,
+      std::move(segments),
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::fwd_o};
@@ -215,7 +215,9 @@ Template resume() {
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::scan_cost(segment_pace(s), s.V, s, w, limits);
   };
-  t.covers = scan::joined({stages::delta_resume}, whole_pass());
+  t.covers =
+      scan::joined({stages::delta_resume},
+                   whole_pass(hopper::when(stages::fwd_h_segment, {!constant::SEGMENTS_GIVEN})));
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV));
   };
