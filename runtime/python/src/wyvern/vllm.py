@@ -464,7 +464,7 @@ def _update_of_layer(
     invariant = _vllm_invariance.is_on()
     decline_if(
         not invariant,
-        "vLLM's is one launch, in whose place Wyvern has two: it is served with VLLM_BATCH_INVARIANT alone",
+        "vLLM's own kernel takes less time: it is served with VLLM_BATCH_INVARIANT alone",
     )
     q, k, v = packed_heads(x, initial_state)
     options: dict[str, Any] = {}
