@@ -353,19 +353,30 @@ void ProblemTensors::add(const TensorSpec& spec, Bytes content) {
 }
 
 void ProblemTensors::keep(Runtime& runtime) {
+  if (problem_.segment_chunks && !problem_.summary) {
+    run_before(runtime, summary_of(problem_), "summary");
+    return;
+  }
   if (problem_.pass != Pass::backward || !problem_.disable_recompute) return;
   Problem forward = problem_;
   forward.pass = Pass::forward;
   forward.output_final_state = forward.output_conv_state = false;
-  const Operator op = runtime.prepare(on_, forward);
+  run_before(runtime, forward, "o");
+}
+
+void ProblemTensors::run_before(Runtime& runtime, const Problem& problem, std::string_view output) {
+  const Operator op = runtime.prepare(on_, problem);
   Arguments arguments = device_arguments_;
-  for (const TensorSpec& spec : tensor_specs(forward))
-    if (!spec.present) arguments.tensor(spec.name) = {};
+  std::shared_ptr<void> memory;
+  for (const TensorSpec& spec : tensor_specs(problem)) {
+    TensorView& view = arguments.tensor(spec.name);
+    if (!spec.present) view = {};
+    if (spec.name != output) continue;
+    view = shaped(spec);
+    memory = on_.allocate(bytes_of(view));
+    view.data = memory.get();
+  }
   const std::shared_ptr<void> workspace = on_.allocate(op.workspace_bytes());
-  const TensorView o(nullptr, problem_.dtype, {problem_.B, problem_.T, problem_.HV, problem_.V});
-  const std::shared_ptr<void> o_memory = on_.allocate(bytes_of(o));
-  arguments.o = o;
-  arguments.o.data = o_memory.get();
   op.launch(arguments, workspace.get());
   on_.synchronize();
 }

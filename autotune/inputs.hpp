@@ -63,7 +63,7 @@ class ProblemTensors {
   const Arguments& host() const { return host_arguments_; }
 
   /// Fills the intermediates that the backward pass of a problem with disable_recompute reads, by a
-  /// forward pass.
+  /// forward pass, or the maps of segments that a forward pass takes, by a summary.
   void keep(Runtime& runtime);
 
   /// Fills the outputs with bytes that are NaN in every dtype, and restores the first content of
@@ -78,6 +78,8 @@ class ProblemTensors {
   Bytes content_of(const TensorSpec& spec, float gates, Source& source) const;
   TensorView placed(const TensorSpec& spec, const Bytes& content);
   void add(const TensorSpec& spec, Bytes content);
+  /// Runs a problem whose outputs but `output` are inputs of this one.
+  void run_before(Runtime& runtime, const Problem& problem, std::string_view output);
 
   Device on_;
   Problem problem_;

@@ -44,7 +44,7 @@ class Builder {
     space_.uses = uses_.size();
     const std::vector<std::set<std::size_t>> choices = split_choices();
     for (const std::int64_t BT : chunk_sizes(problem_, target_.device)) {
-      if (!problem_.summary) add_layer({BT, 0}, {});
+      if (!always_split(problem_)) add_layer({BT, 0}, {});
       for (const std::int64_t SEG : lengths_to_try(BT))
         for (const std::set<std::size_t>& split : choices) add_layer({BT, SEG}, split);
     }
@@ -59,11 +59,11 @@ class Builder {
 
  private:
   /// Chunks a segment worth trying: splitting pays with too few scans to fill a device, and
-  /// sequences of several segments. A summary is always split.
+  /// sequences of several segments. A summary is always split, and a pass that takes its segments.
   std::vector<std::int64_t> lengths_to_try(std::int64_t BT) const {
-    if (problem_.summary) return segment_lengths(target_.device);
+    if (always_split(problem_)) return segment_lengths(problem_, target_.device);
     if (problem_.N == 0 || problem_.N * problem_.HV > kManyChains) return {};
-    std::vector<std::int64_t> lengths = segment_lengths(target_.device);
+    std::vector<std::int64_t> lengths = segment_lengths(problem_, target_.device);
     std::erase_if(lengths, [&](std::int64_t SEG) {
       return problem_.B * problem_.T < 2 * SEG * BT * problem_.N;
     });
@@ -72,7 +72,7 @@ class Builder {
 
   /// Every way to split at least one scan, all of them first.
   std::vector<std::set<std::size_t>> split_choices() const {
-    if (problem_.summary) return {{}};
+    if (always_split(problem_)) return {{}};
     std::vector<std::set<std::size_t>> choices;
     for (std::size_t chosen = (std::size_t{1} << scans_.size()) - 1; chosen > 0; --chosen) {
       choices.emplace_back();
@@ -101,13 +101,13 @@ class Builder {
 
   /// A layer splits the scans that start at `split` and no other: no plan is in two layers. A
   /// template that splits a scan begins with it or behind it; the optional group in front of all
-  /// uses splits all of them. A summary's are never whole.
+  /// uses splits all of them. Where problems are always split no scan is whole.
   bool belongs(const Template& t, std::size_t first, std::size_t last,
                const std::set<std::size_t>& split) const {
     if (t.tunable("SEG") == nullptr)
       return std::none_of(split.lower_bound(first), split.lower_bound(last),
                           [&](std::size_t scan) { return t.carries_out(uses_[scan].stage->name); });
-    if (problem_.summary) return true;
+    if (always_split(problem_)) return true;
     if (scans_.empty()) return false;
     const auto after = std::upper_bound(scans_.begin(), scans_.end(), first);
     if (after == scans_.begin()) return split.size() == scans_.size();

@@ -23,6 +23,7 @@ enum class Passing : std::uint8_t {
   output,           ///< an output, and of an update a tensor of the caller that it writes
   gradient,         ///< an output of the backward pass
   summary,          ///< the output of wyvern::summary and wyvern::backward_summary
+  segments,         ///< beside it an output of wyvern::shared_summary, an input of wyvern::resume
 };
 
 /// What dtypes a tensor may have.
@@ -106,6 +107,8 @@ inline constexpr auto kArguments = [] {
       {"dinitial_conv_state", &A::dinitial_conv_state, gradient},
       {"summary", &A::summary, summary},
       {"dsummary", &A::dsummary, summary},
+      {"segment_M", &A::segment_M, segments},
+      {"segment_R", &A::segment_R, segments},
   });
 }();
 

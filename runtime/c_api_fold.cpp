@@ -1,4 +1,4 @@
-// The C API's folds: tensors by the names of FoldArguments.
+// The C API's folds, tensors by the names of FoldArguments; and what summaries share with passes.
 
 #include <fmt/format.h>
 
@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "runtime/c_api.hpp"
+#include "runtime/devices/device_impl.hpp"
+#include "runtime/plan.hpp"
 
 struct wyvern_fold {
   wyvern::Fold fold;
@@ -62,6 +64,25 @@ wyvern_status wyvern_prepare_fold(wyvern_runtime* runtime, const wyvern_device* 
                                                   .K = wanted.K,
                                                   .V = wanted.V,
                                                   .transition = wanted.transition != 0})};
+  });
+}
+
+wyvern_status wyvern_shared_segments(const wyvern_device* device, const wyvern_problem* problem,
+                                     int32_t transition, int64_t* chunk_size,
+                                     int64_t* segment_chunks) {
+  return guarded([&] {
+    given(chunk_size, "chunk_size") = 0;
+    given(segment_chunks, "segment_chunks") = 0;
+    const Device& on = given(device, "device").device;
+    Problem own = given(problem, "problem").problem;
+    validate(own);
+    Problem shared = own;
+    if (!shared.chunk_size) shared.chunk_size = kept_chunk_size(own);
+    shared.segment_chunks = 8;
+    validate(shared);
+    const PlanShape shape = shared_segments(own, transition != 0, on.impl().target());
+    *chunk_size = shape.BT;
+    *segment_chunks = shape.SEG;
   });
 }
 

@@ -32,8 +32,9 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
   }
   for (const auto& [t, count] : covers(uses, first, target.device)) {
     const Constants constants = step_constants(problem, uses.subspan(first, count));
+    const PlanShape shape{BT, problem.segment_chunks.value_or(0)};
     const auto config = default_config(*t, constants, target.limits, precision_floor(problem),
-                                       work_of(problem, target, BT, uses[first].rows));
+                                       work_of(problem, target, shape, uses[first].rows));
     if (!config) continue;
     plan.push_back({t->id(), *config});
     extend(problem, uses, first + count, target, BT, plan, plans);
@@ -63,12 +64,14 @@ class Cheapest {
     whole_.clear();
     try_shortest_path({BT, 0});
     const Workload work = work_of(sizes_, target_, {BT, 0}, Rows::tokens);
-    for (const std::int64_t SEG : segment_lengths(target_.device))
-      if (problem_.summary || work.longest * problem_.num_householder >= 2 * SEG * BT)
+    for (const std::int64_t SEG : segment_lengths(problem_, target_.device))
+      if (always_split(problem_) || work.longest * problem_.num_householder >= 2 * SEG * BT)
         try_shortest_path({BT, SEG});
   }
 
   const std::optional<Plan>& plan() const { return plan_; }
+  /// Its cost; infinite where there is none.
+  double us() const { return us_; }
 
  private:
   struct Node {
@@ -271,7 +274,8 @@ std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, Device
   return found;
 }
 
-std::vector<std::int64_t> segment_lengths(DeviceKind device) {
+std::vector<std::int64_t> segment_lengths(const Problem& problem, DeviceKind device) {
+  if (problem.segment_chunks) return {*problem.segment_chunks};
   std::vector<std::int64_t> lengths;
   for (const Template& t : all_templates()) {
     const Tunable* tunable = t.device == device ? t.tunable("SEG") : nullptr;
@@ -337,6 +341,10 @@ CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, c
     throw Error(ErrorKind::kBadInput,
                 fmt::format("the plan's BT is {}; it must be {}, the problem's chunk size",
                             checked.shape.BT, fmt::join(sizes, " or ")));
+  if (problem.segment_chunks && checked.shape.SEG != *problem.segment_chunks)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("the plan's SEG is {}; it must be {}, the problem's segment_chunks",
+                            checked.shape.SEG, *problem.segment_chunks));
   if (problem.batch_invariant && !is_default && plan != default_plan(problem, target))
     throw Error(ErrorKind::kBadInput,
                 "the plan is not the default one; batch_invariant allows no other: another order "
@@ -412,6 +420,40 @@ Plan default_plan(const Problem& asked, const Target& target) {
                   to_string(problem.dtype),
                   chunks.size() == 1 ? fmt::format(", chunk_size = {}", chunks.front()) : "",
                   target.name(), target.limits.shared_bytes));
+}
+
+bool always_split(const Problem& problem) { return problem.summary || problem.segment_chunks; }
+
+Problem summary_of(Problem problem) {
+  problem.summary = true;
+  problem.output_final_state = problem.disable_recompute = problem.return_intermediate_states =
+      false;
+  problem.output_norm.reset();
+  problem.norm_eps.reset();
+  problem.keep_output = false;
+  return problem;
+}
+
+PlanShape shared_segments(const Problem& problem, bool transition, const Target& target) {
+  const auto cost = [&](const Problem& one) {
+    const std::vector<StageUse> uses = stage_uses(one);
+    Cheapest cheapest(one, one, uses, target);
+    for (const std::int64_t BT : chunk_sizes(one, target.device)) cheapest.search(BT);
+    return cheapest.us();
+  };
+  Problem summary = summary_of(problem), pass = problem;
+  summary.transition = transition;
+  PlanShape best{0, 0};
+  double least = cost(summary) + cost(pass);
+  for (const std::int64_t BT : chunk_sizes(problem, target.device))
+    for (const std::int64_t SEG : {8, 16, 32}) {
+      for (Problem* const one : {&summary, &pass}) one->chunk_size = BT, one->segment_chunks = SEG;
+      const double us = cost(summary) + cost(pass);
+      if (us >= least) continue;
+      least = us;
+      best = {BT, SEG};
+    }
+  return best;
 }
 
 double plan_cost(const Problem& problem, const Plan& plan, const Target& target) {

@@ -125,8 +125,20 @@ std::span<const std::int64_t> chunk_sizes(const Problem& problem, DeviceKind dev
 /// The first uses of scans that templates for `device` compute both whole and in segments.
 std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, DeviceKind device);
 
-/// The lengths in chunks that segments of a split scan may have, in the order to try them.
-std::vector<std::int64_t> segment_lengths(DeviceKind device);
+/// The lengths in chunks that segments of a split scan may have, in the order to try them: all that
+/// templates offer, or segment_chunks.
+std::vector<std::int64_t> segment_lengths(const Problem& problem, DeviceKind device);
+
+/// Whether no plan of the problem walks whole sequences.
+bool always_split(const Problem& problem);
+
+/// The problem whose summary returns the segments that `problem`, with segment_chunks, takes.
+Problem summary_of(Problem problem);
+
+/// The chunk size and segment_chunks by which a summary, with `transition` or not, and the forward
+/// pass `problem` behind it share segments where their default plans then cost less than those of
+/// both alone; {0, 0} where they do not.
+PlanShape shared_segments(const Problem& problem, bool transition, const Target& target);
 
 /// The BT and SEG of the plan's steps, 0 where no step has one. Throws Error(kBadInput) where steps
 /// have different ones.

@@ -461,6 +461,67 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
   EXPECT_EQ(shape_of(default_plan(p, host_target())).SEG, 0);
 }
 
+TEST(Plans, ThatTakeSegmentsBeginWithThem) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.dtype = DType::bf16;
+  p.K = p.V = 128, p.H = p.HV = 8, p.T = 8192;
+  p.chunk_size = 64, p.segment_chunks = 16;
+  for (const char* const op : {"gated_delta_rule", "kda", "gdn2", "gated_delta_product"})
+    for (const Target& on : {target, host_target()}) {
+      p.op = op;
+      for (const std::int64_t length : {8, 16, 32}) {
+        p.segment_chunks = length;
+        const Plan plan = default_plan(p, on);
+        EXPECT_EQ(shape_of(plan).BT, 64) << op;
+        EXPECT_EQ(shape_of(plan).SEG, length) << op;
+        EXPECT_EQ(shape_of(default_plan(summary_of(p), on)).SEG, length) << op;
+        for (const std::string& name : names(plan)) EXPECT_FALSE(name.ends_with("_segment")) << op;
+        for (const Plan& other : enumerate_plans(p, on, 64))
+          EXPECT_EQ(shape_of(other).SEG, length) << op;
+      }
+    }
+  p.op = "gated_delta_rule";
+  Plan other = default_plan(p, target);
+  for (PlanStep& step : other) step.config.set("SEG", std::int64_t{8});
+  EXPECT_EQ(plan_problem(p, other, target),
+            "the plan's SEG is 8; it must be 32, the problem's segment_chunks");
+  Problem whole = p;
+  whole.segment_chunks.reset();
+  EXPECT_NE(plan_problem(p, default_plan(whole, target), target), "");
+}
+
+/// Segments are shared where both plans then cost less than those of the summary and the pass.
+TEST(Plans, ShareSegmentsWhereThatCostsLess) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.dtype = p.beta_dtype = DType::bf16;
+  p.K = p.V = 128;
+  p.initial_state = p.output_final_state = true;
+  const auto cost = [&](const Problem& one) {
+    return plan_cost(one, default_plan(one, target), target);
+  };
+  int shared = 0;
+  for (const char* const op : {"gated_delta_rule", "kda"})
+    for (const std::int64_t HV : {16, 64})
+      for (const std::int64_t T : {256, 8192}) {
+        p.op = op, p.H = p.HV = HV, p.T = T;
+        Problem pass = p, summary = summary_of(p);
+        summary.transition = true;
+        const double apart = cost(pass) + cost(summary);
+        const PlanShape shape = shared_segments(p, true, target);
+        EXPECT_EQ(shape.SEG != 0, T == 8192) << op << HV;
+        if (shape.SEG == 0) continue;
+        ++shared;
+        pass.chunk_size = summary.chunk_size = shape.BT;
+        pass.segment_chunks = summary.segment_chunks = shape.SEG;
+        EXPECT_LT(cost(pass) + cost(summary), apart) << op << HV;
+      }
+  EXPECT_EQ(shared, 4);
+}
+
 TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsFaster) {
   Target target = cuda_target("sm_90a");
   target.limits.multiprocessors = 132;

@@ -323,6 +323,22 @@ void check_summary(const Problem& p) {
   refuse(p.initial_state && backward, "initial_state in the backward pass, which reads no state");
 }
 
+/// Of a pass that takes maps the same options are refused as of the summary that gives them.
+void check_segments(const Problem& p) {
+  if (!p.segment_chunks) return;
+  if (*p.segment_chunks != 8 && *p.segment_chunks != 16 && *p.segment_chunks != 32)
+    bad("segment_chunks", *p.segment_chunks, "8, 16 or 32");
+  const auto refuse = [&](bool given, std::string_view why) {
+    if (given) bad("segment_chunks", *p.segment_chunks, fmt::format("absent {}", why));
+  };
+  refuse(!p.chunk_size, "unless chunk_size is set, on which maps depend too");
+  refuse(p.packed, "for a packed batch, where not every slot of a segment has one");
+  refuse(p.inplace_state || p.state_index, "with inplace_state or state_index");
+  refuse(has_checkpoints(p), "with checkpoints");
+  refuse(p.batch_invariant, "with batch_invariant, whose plans have no segments");
+  refuse(p.short_conv.has_value(), "with short_conv: maps are those of convolved rows");
+}
+
 void check_options(const Problem& p, const OperatorFacts& op) {
   if (p.scale && !std::isfinite(*p.scale)) bad("scale", *p.scale, "finite");
   if (p.chunk_size && *p.chunk_size != 16 && *p.chunk_size != 32 && *p.chunk_size != 64 &&
@@ -341,6 +357,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   check_state_scale(p, op);
   check_batch_invariant(p);
   check_summary(p);
+  check_segments(p);
   if (p.disable_recompute && p.return_intermediate_states)
     bad("return_intermediate_states", "true",
         "false with disable_recompute, which returns the states as h");

@@ -662,6 +662,18 @@ constexpr std::array kFields{
                  .constant = constant::TRANSITION,
                  .illegal = {[](Problem& p) { p.transition = true; },
                              "transition is true .. false unless summary is true"}},
+    ProblemField{
+        .name = "segment_chunks",
+        .member = &Problem::segment_chunks,
+        .help = "chunks of segments whose maps --summary returns, and the pass without it takes; "
+                "needs --chunk-size",
+        .scope = kForward,
+        .option = {"--segment-chunks", For::every, 8, 32},
+        .key = {53, "/", "segments"},
+        .constant = constant::SEGMENTS_GIVEN,
+        .flag = [](const Problem& p) { return p.segment_chunks && !p.summary; },
+        .illegal = {[](Problem& p) { p.segment_chunks = 16; },
+                    "segment_chunks is 16 .. absent unless chunk_size is set"}},
 };
 
 /// The pieces of the key, in their places.

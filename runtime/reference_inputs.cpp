@@ -60,6 +60,7 @@ void load_row(const TensorView& view, std::int64_t index, std::span<double> row)
 void require_inputs(const Problem& problem, const Arguments& host) {
   Problem unkept = problem;
   unkept.disable_recompute = false;
+  unkept.segment_chunks.reset();
   for (const TensorSpec& spec : tensor_specs(unkept)) {
     if (!spec.present || spec.access == TensorAccess::out) continue;
     const TensorView& view = host.tensor(spec.name);

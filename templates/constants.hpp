@@ -90,6 +90,7 @@
   X(TRANSITION, "summaries hold M beside R")                                        \
   X(BACKWARDS, "gradients of states go through ranges from last to first")                  \
   X(SUMMARY, "maps of all segments are found, for a summary of their sequence")               \
+  X(SEGMENTS_GIVEN, "maps of segments are given: no stage finds them")               \
   X(FIRST_STEP, "a per-token row belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \

@@ -53,7 +53,7 @@ KINDS = (
     ("short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none"),
     ("conv_bias", "conv_weight as q", "initial_conv_state", "output_conv_state"),
     ("inplace_conv_state", "conv_columns", "conv_tokens_first"),
-    ("summary", "transition"),
+    ("summary", "transition", "segment_chunks"),
 )
 
 

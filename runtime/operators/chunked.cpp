@@ -97,12 +97,14 @@ void add_group(const Uses& group, Uses& uses) {
   uses[first].optional_group = group.size();
 }
 
-void add_segments(const ChunkedStages& stages, Uses& uses) {
+void add_segments(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   if (stages.segment == nullptr) return;
-  add_group({{stages.segment, {{"share_M", "segment_M"}, {"share_R", "segment_R"}}, {}},
-             {&stages::fwd_h_combine, {}, {}},
-             {stages.resume, {}, {}}},
-            uses);
+  Uses group;
+  if (!p.segment_chunks)
+    group.push_back({stages.segment, {{"share_M", "segment_M"}, {"share_R", "segment_R"}}, {}});
+  group.push_back({&stages::fwd_h_combine, {}, {}});
+  group.push_back({stages.resume, {}, {}});
+  add_group(group, uses);
 }
 
 void add_whole_pass(const ChunkedStages& stages, Uses& uses) {
@@ -179,7 +181,7 @@ void add_forward_scan(const Problem& p, Uses& uses) {
   // FINAL_STATE of a backward problem says that its gradient is given.
   if (p.pass == Pass::backward) scan.constants.set("FINAL_STATE", false);
   // Templates cover all three, or each: then segments of long sequences are scanned at once.
-  uses.push_back({&stages::fwd_h_segment, {}, scan.constants});
+  if (!p.segment_chunks) uses.push_back({&stages::fwd_h_segment, {}, scan.constants});
   uses.push_back({&stages::fwd_h_combine, {}, {}});
   uses.push_back(std::move(scan));
 }
@@ -299,7 +301,7 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   Uses uses;
   add_chunk_tables(p, uses);
   if (p.pass == Pass::forward)
-    add_segments(stages, uses);
+    add_segments(p, stages, uses);
   else
     add_whole_pass(stages, uses);
   for (const char* const x : {"q", "k"}) add_row_scales(p, x, uses);

@@ -52,8 +52,9 @@ const ChunkedStages& vector_gate_stages();
 
 /// Tables of a packed batch's chunks.
 void add_chunk_tables(const Problem& problem, Uses& uses);
-/// The optional group `segment`, fwd_h_combine, `resume` in front of a forward pass.
-void add_segments(const ChunkedStages& stages, Uses& uses);
+/// The optional group `segment`, but where maps are given, fwd_h_combine, `resume` in front of a
+/// forward pass.
+void add_segments(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// The optional groups of the whole backward pass in front of the others.
 void add_whole_pass(const ChunkedStages& stages, Uses& uses);
 /// Sets which uses that group replaces, once all uses are in the list: all but the final sums of

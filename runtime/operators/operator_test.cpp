@@ -124,6 +124,10 @@ TEST_P(EveryOperator, TensorsArePassedByTheirRoles) {
           EXPECT_EQ(rule->role, TensorRole::output);
           EXPECT_LE(rule->present(p), p.summary);
           break;
+        case Passing::segments:
+          EXPECT_EQ(rule->role, TensorRole::shared);
+          EXPECT_EQ(rule->present(p), p.segment_chunks.has_value());
+          break;
       }
       const DType dtype = rule->dtype(p);
       const bool integers = dtype == DType::int32 || dtype == DType::int64;

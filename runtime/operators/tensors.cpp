@@ -47,6 +47,9 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   set(TensorDim::conv_draft_rows, p.conv_tokens_first ? before : conv_channels(p));
   set(TensorDim::conv_draft_columns, p.conv_tokens_first ? conv_channels(p) : before);
   set(TensorDim::summary_columns, p.V + (p.transition ? p.K : 0));
+  const std::int64_t segments = chunk_slots(p.B, p.num_householder * p.T, p.N, p.packed,
+                                            chunk * p.segment_chunks.value_or(1));
+  set(TensorDim::NS, std::max(segments, p.N));
   return extents;
 }
 
@@ -54,6 +57,7 @@ TensorAccess access_of(TensorRole role, const Problem& p) {
   switch (role) {
     case input: return TensorAccess::in;
     case kept: return p.pass == Pass::backward ? TensorAccess::in : TensorAccess::out;
+    case shared: return p.summary ? TensorAccess::out : TensorAccess::in;
     case output: return TensorAccess::out;
     case updated: return TensorAccess::inout;
     case inside: return p.pass == Pass::recurrent ? TensorAccess::inout : TensorAccess::out;
@@ -89,6 +93,7 @@ std::string_view symbol(TensorDim dim, const Problem& p) {
     case TensorDim::conv_draft_rows: return p.conv_tokens_first ? "W-1" : "C";
     case TensorDim::conv_draft_columns: return p.conv_tokens_first ? "C" : "W-1";
     case TensorDim::summary_columns: return p.transition ? "V+K" : "V";
+    case TensorDim::NS: return "NS";
   }
   return "?";
 }
@@ -97,6 +102,7 @@ DType dtype_of_gates(const Problem& p) { return p.g_dtype; }
 DType dtype_of_states(const Problem& p) { return p.state_dtype; }
 bool outside_forward_summary(const Problem& p) { return !p.summary || p.pass != Pass::forward; }
 bool outside_backward_summary(const Problem& p) { return !p.summary || p.pass != Pass::backward; }
+bool with_segments(const Problem& p) { return p.segment_chunks.has_value(); }
 bool with_output(const Problem& p) { return p.pass != Pass::backward && !p.summary; }
 bool with_gate(const Problem& p) { return p.has_g; }
 bool with_rate(const Problem& p) { return p.has_g && p.use_gate_in_kernel && p.has_A_log; }
@@ -263,6 +269,18 @@ TensorRules state_tensors() {
        {TensorDim::N, TensorDim::HV, TensorDim::K, TensorDim::V},
        always_fp32,
        [](const Problem& p) { return in_backward(p) && p.summary; }},
+      {"segment_M",
+       shared,
+       computed,
+       {TensorDim::NS, TensorDim::HV, TensorDim::K, TensorDim::K},
+       always_fp32,
+       with_segments},
+      {"segment_R",
+       shared,
+       computed,
+       {TensorDim::NS, TensorDim::HV, TensorDim::K, TensorDim::V},
+       always_fp32,
+       with_segments},
   };
 }
 

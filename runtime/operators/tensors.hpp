@@ -42,8 +42,9 @@ enum class TensorDim : std::uint8_t {
                        ///< columns
   conv_draft_columns,  ///< of such a window: the other
   summary_columns,     ///< V, or V + K with transition
+  NS,                  ///< segments of segment_chunks chunks of kept_chunk_size() rows of k
 };
-inline constexpr std::size_t kDims = 26;
+inline constexpr std::size_t kDims = 27;
 
 /// A shape in symbols.
 struct Dims {
@@ -59,6 +60,7 @@ struct Dims {
 enum class TensorRole : std::uint8_t {
   input,
   kept,     ///< the forward pass may write it, the backward pass reads it
+  shared,   ///< a summary may write it, the forward pass reads it
   output,   ///< gradients too
   updated,  ///< read and written
   inside,   ///< an output of the forward pass; the recurrent pass writes some of its rows
@@ -84,7 +86,7 @@ enum class Quantity : std::uint8_t {
   accepted,        ///< num_accepted: in 1 to index_columns
   rows,            ///< intermediate_index
   parents,         ///< parent
-  computed,        ///< written by a pass; an input only with disable_recompute
+  computed,        ///< written by a pass; an input only with disable_recompute or segment_chunks
 };
 
 /// One tensor of an operator. A gradient's name is "d" and its input's name.

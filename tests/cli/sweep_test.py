@@ -38,7 +38,8 @@ def options_of(op):
              "conv_weight as q", "initial_conv_state", "output_conv_state"}
     conv_pools = {"inplace_conv_state", "conv_columns", "conv_tokens_first"}
     return {"forward": chunked | serving | checkpoints | norms | convs | conv_pools
-                       | {"keep_output", "return_intermediate_states", "summary", "transition"},
+                       | {"keep_output", "return_intermediate_states", "summary", "transition",
+                          "segment_chunks"},
             "backward": chunked | norms | convs | {"summary"},
             "recurrent": shared | serving | drafts | norms | convs | conv_pools}
 

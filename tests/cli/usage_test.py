@@ -340,7 +340,7 @@ class Example(Case):
             disable_state_update output_norm norm_eps keep_output short_conv conv_activation has_conv_bias
             conv_dtype initial_conv_state output_conv_state inplace_conv_state conv_columns
             conv_tokens_first checkpoint_every checkpoint_offsets
-            checkpoint_rows fp32_checkpoints summary transition num_householder has_g key"""
+            checkpoint_rows fp32_checkpoints summary transition segment_chunks num_householder has_g key"""
         self.assertEqual(set(problem), set(wanted.split()))
         self.assertEqual((problem["seqlens_dtype"], problem["index_dtype"]), ("int64", "int32"))
 

@@ -108,6 +108,55 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedHopperSummaries,
                                            OperatorPass{"gdn2", Pass::backward}),
                          [](const auto& each) { return name_of(each.param); });
 
+/// The pass that goes on from segments which a summary returned, portable and by Hopper's kernels.
+class EmulatedSegmentsGiven : public EmulatedOperator,
+                              public ::testing::WithParamInterface<const char*> {
+ protected:
+  static Problem problem() {
+    Problem p = base({GetParam(), Pass::forward});
+    p.H = 1, p.HV = 2;
+    p.initial_state = p.output_final_state = p.use_qk_l2norm = true;
+    p.segment_chunks = 8;
+    return p;
+  }
+};
+
+TEST_P(EmulatedSegmentsGiven, ByPortablePlansMatchOracle) {
+  Problem p = problem();
+  p.B = p.N = 2, p.T = 300;
+  p.K = 36, p.V = 41, p.chunk_size = 16;
+  const OperatorData data = make_data(p, Gate::mixed, 3);
+  for (const Plan& plan : plans_with_all(device(), data.problem, 16)) {
+    EXPECT_TRUE(std::ranges::none_of(plan, [](const PlanStep& step) {
+      return step.template_id.find("_segment.") != std::string::npos;
+    }));
+    check(prepare(data.problem, plan), data);
+  }
+}
+
+TEST_P(EmulatedSegmentsGiven, ByHopperPlansMatchOracle) {
+  Problem p = problem();
+  p.T = 1030, p.chunk_size = 64;
+  const std::string id = p.op == "kda"    ? "kda_resume.hopper"
+                         : p.op == "gdn2" ? "kda_fwd_h_o_resume.hopper"
+                                          : "delta_resume.hopper";
+  for (const Gate gate : {Gate::typical, Gate::fast}) {
+    const OperatorData data = make_data(p, gate, 4);
+    const auto plan = plan_with(device(), data.problem, id.c_str());
+    if (p.op == "gated_delta_product") {
+      EXPECT_FALSE(plan.has_value());
+      return;
+    }
+    ASSERT_TRUE(plan.has_value());
+    check(prepare(data.problem, *plan), data);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedSegmentsGiven,
+                         ::testing::Values("delta_rule", "gated_delta_rule", "kda", "gdn2",
+                                           "gated_delta_product"),
+                         [](const auto& each) { return each.param; });
+
 /// A long sequence beside many short ones: a hint of it has the default plan go by segments, and
 /// neither it nor a hint that is wrong makes a result wrong.
 class EmulatedHints : public EmulatedOperator {

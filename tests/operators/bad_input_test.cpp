@@ -331,6 +331,7 @@ const std::vector<BadProblem>& bad_problems() {
   const auto summarize = [](Problem& p) {
     p.summary = true, p.initial_state = p.output_final_state = false;
   };
+  const auto share = [](Problem& p) { p.chunk_size = 64, p.segment_chunks = 16; };
   static const std::vector<BadProblem> all{
       {"g_dtype is int32", [=](Problem& p) { kda(p), p.g_dtype = DType::int32; }},
       {"lower_bound is -2 .. kda", [](Problem& p) { p.lower_bound = -2.0F; }},
@@ -471,6 +472,17 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) { summarize(p), p.output_final_state = true; }},
       {"summary is true .. initial_state in the backward",
        [=](Problem& p) { summarize(p), p.pass = Pass::backward, p.initial_state = true; }},
+      {"segment_chunks is 16 .. absent for the backward",
+       [=](Problem& p) { share(p), p.pass = Pass::backward; }},
+      {"segment_chunks is 24 .. 8, 16 or 32", [=](Problem& p) { share(p), p.segment_chunks = 24; }},
+      {"segment_chunks is 16 .. chunk_size", [=](Problem& p) { share(p), p.chunk_size.reset(); }},
+      {"segment_chunks is 16 .. packed", [=](Problem& p) { share(p), p.packed = true; }},
+      {"segment_chunks is 16 .. inplace_state", [=](Problem& p) { share(p), inplace(p); }},
+      {"segment_chunks is 16 .. checkpoints",
+       [=](Problem& p) { share(p), p.checkpoint_offsets = true; }},
+      {"segment_chunks is 16 .. batch_invariant",
+       [=](Problem& p) { share(p), p.batch_invariant = true; }},
+      {"segment_chunks is 16 .. short_conv", [=](Problem& p) { share(p), p.short_conv = 4; }},
   };
   return all;
 }

@@ -748,6 +748,24 @@ void add_summaries(Cases& cases, Pass pass) {
             [=](Problem& p) { sum(p), p.H = p.HV = 1, p.K = 256, p.V = 512, p.T = 70; });
   cases.add("SummaryNoTokens", [=](Problem& p) { sum(p), given(p), p.T = 0; });
   cases.add("SummaryNoSequences", [=](Problem& p) { sum(p), p.B = p.N = 0; });
+  if (pass == Pass::backward) return;
+  // The maps that a summary returns, and the pass that goes on from them.
+  const auto take = [=](Problem& p) {
+    several(p), given(p), p.summary = p.transition = false;
+    p.segment_chunks = 8, p.output_final_state = true;
+  };
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    cases.add(fmt::format("SegmentsGiven_{}", to_string(dtype)),
+              [=](Problem& p) { take(p), p.dtype = p.beta_dtype = dtype, p.use_qk_l2norm = true; });
+  cases.add("SegmentsGivenK33V100VFirst", [=](Problem& p) {
+    take(p), p.K = 33, p.V = 100, p.state_v_first = true, p.state_dtype = DType::bf16;
+    p.chunk_size = 32, p.segment_chunks = 16;
+  });
+  cases.add("SegmentsGivenStates", [=](Problem& p) {
+    take(p), p.initial_state = false, p.return_intermediate_states = true;
+  });
+  cases.add("SegmentsGivenNoTokens", [=](Problem& p) { take(p), p.T = 0; });
+  cases.add("SegmentsGivenNoSequences", [=](Problem& p) { take(p), p.B = p.N = 0; });
 }
 
 void add_pools(Cases& cases) {

@@ -40,6 +40,8 @@ class OperatorTest : public ::testing::Test {
   /// over, where the problem says so.
   OperatorData complete(OperatorData data, Guards guards = Guards::bands) {
     poison_unread(data);
+    if (data.problem.segment_chunks && !data.problem.summary)
+      return with_kept(device(), prepare(summary_of(data.problem)), data, guards);
     if (data.problem.pass != Pass::backward || !data.problem.disable_recompute) return data;
     Problem forward = data.problem;
     forward.pass = Pass::forward;

@@ -212,7 +212,8 @@ Problem packed(Problem problem, const std::vector<std::int64_t>& lengths) {
 
 bool is_kept(const Problem& problem, std::string_view name) {
   const TensorRule& rule = definition_of(problem).rule(name);
-  return rule.role == TensorRole::kept && rule.holds == Quantity::computed;
+  const bool handed_over = rule.role == TensorRole::kept || rule.role == TensorRole::shared;
+  return handed_over && rule.holds == Quantity::computed;
 }
 
 HostTensor host_tensor(const TensorSpec& spec) { return HostTensor(spec.dtype, shape_of(spec)); }

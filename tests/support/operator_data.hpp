@@ -32,7 +32,8 @@ struct OperatorData {
 /// Turns `problem` into a packed batch of these lengths.
 Problem packed(Problem problem, const std::vector<std::int64_t>& lengths);
 
-/// Whether the tensor is one that disable_recompute hands from the forward to the backward pass.
+/// Whether the tensor is one that disable_recompute hands from the forward to the backward pass, or
+/// a summary to the forward pass.
 bool is_kept(const Problem& problem, std::string_view name);
 
 /// A tensor of zeros with the spec's shape and dtype.

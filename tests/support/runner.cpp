@@ -469,11 +469,10 @@ void expect_matches_oracle(const OperatorData& data, const HostTensors& outputs)
 OperatorData with_kept(const Device& device, const Operator& forward, const OperatorData& data,
                        Guards guards) {
   OperatorData inputs = data;
-  inputs.problem.pass = Pass::forward;
-  inputs.tensors.erase("do");
-  inputs.tensors.erase("dht");
-  inputs.tensors.erase("dfinal_conv_state");
-  inputs.tensors.erase("o_raw");
+  inputs.problem = forward.problem();
+  for (const TensorSpec& spec : tensor_specs(inputs.problem))
+    if (!spec.present || spec.access == TensorAccess::out)
+      inputs.tensors.erase(std::string(spec.name));
   HostTensors outputs = run_operator(device, forward, inputs, guards);
   expect_matches_oracle(inputs, outputs);
   OperatorData result = data;

@@ -99,9 +99,9 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
 /// failures.
 void expect_matches_oracle(const OperatorData& data, const HostTensors& outputs);
 
-/// `data` of a backward pass with the intermediates that disable_recompute keeps, from one launch
-/// of `forward` (an operator of the same problem with that pass), whose outputs are held to the
-/// oracle too.
+/// `data` of a backward pass with the intermediates that disable_recompute keeps, or of a pass that
+/// takes segments with these, from one launch of `forward` (an operator of the same problem with
+/// that pass, or of its summary), whose outputs are held to the oracle too.
 OperatorData with_kept(const Device& device, const Operator& forward, const OperatorData& data,
                        DeviceTensor::Guards guards = DeviceTensor::Guards::bands);
 

@@ -601,8 +601,11 @@ bool is_of_kda_pass(const Template& t) {
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
-  if (t.id() == "recurrent.hopper") {
+  if (t.carries_out("recurrent") && t.variant == "hopper") {
     const Constants constants = problem_constants(problem);
+    if (t.carries_out("short_conv_step") &&
+        (problem.dtype == DType::fp32 || constants.INDEX_COLUMNS || constants.INTERMEDIATE_STATES))
+      return false;
     return limits.tensor_copies && problem.pass == Pass::recurrent && !constants.PARENT &&
            (!constants.FINAL_STATE || constants.STATE_DTYPE == DType::fp32) &&
            (problem.K == 64 || problem.K == 128) && (problem.V == 64 || problem.V == 128);
@@ -647,6 +650,8 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
   if (t.carries_out("recurrent")) {
     p.pass = Pass::recurrent;
     p.parent = false;
+    if (t.carries_out("short_conv_step"))
+      p.index_columns = 0, p.intermediate_rows.reset(), p.draft_tokens.reset();
     if (problem_constants(p).FINAL_STATE) p.state_dtype = DType::fp32;
     return p;
   }

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <string>
 
+#include "runtime/plan.hpp"
+
 namespace wyvern::cli {
 namespace {
 
@@ -87,8 +89,11 @@ void DeviceArguments::fetch_outputs() const {
 }
 
 void add_kept(Runtime& runtime, const Device& device, const Selection& selection, Tensors& inputs) {
-  if (selection.problem.pass != Pass::backward || !selection.problem.disable_recompute) return;
+  const Problem& problem = selection.problem;
+  const bool takes_segments = problem.segment_chunks && !problem.summary;
+  if (!takes_segments && !(problem.pass == Pass::backward && problem.disable_recompute)) return;
   Selection forward = selection;
+  if (takes_segments) forward.problem = summary_of(problem);
   forward.problem.pass = Pass::forward;
   forward.problem.output_final_state = false;
   const Tensors outputs = make_outputs(forward.problem, inputs);
@@ -99,7 +104,7 @@ void add_kept(Runtime& runtime, const Device& device, const Selection& selection
   device.synchronize();
   placed.fetch_outputs();
   for (const auto& [name, tensor] : outputs)
-    if (name != "o") inputs[name] = tensor;
+    if (name != "o" && name != "summary") inputs[name] = tensor;
 }
 
 }  // namespace wyvern::cli

@@ -258,6 +258,16 @@ void add_summary_cases(const Problem& base, std::vector<Case>& cases) {
     p.state_v_first = given;
     p.chunk_size = 16;  // segments of 256 tokens
     cases.push_back(std::move(c));
+    Case segments = cases.back();
+    if (base.pass != Pass::forward) continue;
+    segments.selection.cu_seqlens.clear();
+    size(segments.selection.problem, 2, 290, 1, 2, given ? 60 : 64, 48);
+    segments.selection.problem.packed = false;
+    segments.selection.problem.segment_chunks = given ? 16 : 8;
+    cases.push_back(segments);
+    segments.selection.problem.summary = segments.selection.problem.transition = false;
+    segments.selection.problem.output_final_state = given;
+    cases.push_back(std::move(segments));
   }
 }
 
@@ -581,6 +591,7 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.conv_tokens_first, "conv_tokens_first");
   add(p.summary, "summary");
   add(p.transition, "transition");
+  add(p.segment_chunks.has_value(), "segment_chunks");
   return options;
 }
 

@@ -164,6 +164,10 @@ struct Problem {
   /// alone, the gradient of the state at its start, from q, k, do, beta and g.
   bool summary = false;
   bool transition = false;  ///< forward, with summary: M beside R
+  /// Forward, not packed, with chunk_size: the maps of segments of so many chunks, segment_M and
+  /// segment_R, 8, 16 or 32. A problem with summary returns them, another takes those of its tokens
+  /// and has plans alone that begin with them.
+  std::optional<std::int64_t> segment_chunks;
 
   bool operator==(const Problem&) const = default;
 };

@@ -227,6 +227,11 @@ struct Arguments {
   /// whatever state_v_first is. Row k has V elements of R, then K of M.
   TensorView summary;
   TensorView dsummary;  ///< out, of a backward problem with `summary`: [N,HV,K,V], fp32
+  /// [NS,HV,K,K] and [NS,HV,K,V], fp32, with segment_chunks: of each segment of so many chunks M
+  /// and R of S -> M S + R. Out of a problem with `summary`, an input of another, whose tokens and
+  /// chunk_size are the same. NS is B ceil(n T / L), B or more, with L the rows of a segment and n
+  /// num_householder.
+  TensorView segment_M, segment_R;
 
   /// The tensor of that name ("do" for do_). Throws Error(kBadInput) for an unknown one.
   TensorView& tensor(std::string_view name);

@@ -450,6 +450,14 @@ WYVERN_C_API wyvern_status wyvern_stage_launch(const wyvern_stage* stage,
 
 /* ---- Folds ---- */
 
+/* Version 2. Whether a summary, with `transition` (1) or not (0), and the forward pass `problem`
+ * behind it are to share segments: the chunk_size and segment_chunks to set in both, by which their
+ * default plans cost less than those of both without; 0 and 0 where none do. Takes milliseconds,
+ * compiles nothing. WYVERN_BAD_INPUT for a problem that may not have segment_chunks. */
+WYVERN_C_API wyvern_status wyvern_shared_segments(const wyvern_device* device,
+                                                  const wyvern_problem* problem, int32_t transition,
+                                                  int64_t* chunk_size, int64_t* segment_chunks);
+
 /* Version 2. What ranges of tokens do to a state, from range to range in order (context
  * parallelism): the state that enters each, or the gradient of the one that leaves it. Never
  * changes. <wyvern/runtime.hpp> (Fold) defines what is computed. */

@@ -1,6 +1,6 @@
 // The operators of PyTorch's dispatcher, wyvern::forward, ::backward, ::update, ::summary,
-// ::backward_summary and ::fold, and the functions by which the Python package
-// (src/wyvern/_extension.py) loads and steers this library.
+// ::backward_summary, ::shared_summary, ::resume and ::fold, and the functions by which the Python
+// package (src/wyvern/_extension.py) loads and steers this library.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -30,6 +30,8 @@ const char* name_of(Operation operation) {
     case Operation::backward: return "backward";
     case Operation::summary: return "summary";
     case Operation::backward_summary: return "backward_summary";
+    case Operation::shared_summary: return "shared_summary";
+    case Operation::resume: return "resume";
     case Operation::update: break;
   }
   return "update";
@@ -37,7 +39,8 @@ const char* name_of(Operation operation) {
 
 /// Whether it gives a tensor and not a list.
 constexpr bool gives_one(Operation operation) {
-  return operation == Operation::update || is_summary(operation);
+  return operation == Operation::update || operation == Operation::summary ||
+         operation == Operation::backward_summary;
 }
 
 std::string schema(Operation operation) {
@@ -47,6 +50,8 @@ std::string schema(Operation operation) {
   text += ", Tensor? cu_seqlens_cpu";
   if (is_backward(operation)) text += ", Tensor do, Tensor? dht";
   if (operation == Operation::backward) text += ", Tensor? dfinal_conv_state, Tensor[] kept";
+  if (operation == Operation::resume)
+    for (const char* const map : kSegments) text += std::string(", Tensor ") + map;
   char alias = 'a';
   if (operation == Operation::update)
     for (std::size_t i = 0; i < kPool.size(); ++i)
@@ -327,6 +332,9 @@ Call take(const StableIValue* stack, Operation operation) {
   if (operation == Operation::update)
     for (std::size_t i = 0; i < kPool.size(); ++i)
       call.tensors[kInputs.size() + i] = take_optional(stack[at++]);
+  if (operation == Operation::resume)
+    for (std::size_t i = 0; i < kSegments.size(); ++i)
+      call.tensors[kInputs.size() + i] = take_tensor(stack[at++]);
   if (!is_backward(operation)) return call;
   call.tensors[kInputs.size()] = take_tensor(stack[at++]);
   call.tensors[kInputs.size() + 1] = take_optional(stack[at++]);
@@ -449,7 +457,9 @@ bool takes(const Prepared& op, const wyvern_tensor& tensor) {
 std::span<const char* const> beside(Operation operation) {
   switch (operation) {
     case Operation::forward:
-    case Operation::summary: break;
+    case Operation::summary:
+    case Operation::shared_summary: break;
+    case Operation::resume: return kSegments;
     case Operation::backward:
     case Operation::backward_summary: return kOutputGradients;
     case Operation::update: return kPool;
@@ -590,8 +600,9 @@ void fold_kernel(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*
   stack[0] = reinterpret_cast<StableIValue>(states.release());
 }
 
-constexpr std::array kAll{Operation::forward, Operation::backward, Operation::update,
-                          Operation::summary, Operation::backward_summary};
+constexpr std::array kAll{
+    Operation::forward,          Operation::backward,       Operation::update, Operation::summary,
+    Operation::backward_summary, Operation::shared_summary, Operation::resume};
 static_assert(kAll.size() == kOperations);
 
 void register_operators() {
@@ -615,6 +626,8 @@ void register_operators() {
     implement("update", &kernel<Operation::update>);
     implement("summary", &kernel<Operation::summary>);
     implement("backward_summary", &kernel<Operation::backward_summary>);
+    implement("shared_summary", &kernel<Operation::shared_summary>);
+    implement("resume", &kernel<Operation::resume>);
     implement("fold", &fold_kernel);
   }
 }

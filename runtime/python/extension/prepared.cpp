@@ -394,12 +394,17 @@ void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, const Re
   };
   switch (request.operation) {
     case Operation::forward:
+    case Operation::resume:
       add_outputs(kOutputs);
       add_outputs(kKept);
       break;
     case Operation::backward: add_outputs(kGradients); break;
     case Operation::summary:
     case Operation::backward_summary: add_outputs(kSummaries); break;
+    case Operation::shared_summary:
+      add_outputs(kSummaries);
+      add_outputs(kSegments);
+      break;
     case Operation::update:
       if (Tensors(request).find(place_of("o")) == nullptr)
         add_outputs(std::span(kOutputs).first(1));
@@ -424,6 +429,8 @@ void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, const Re
     else if (const std::size_t gradient = place_in(kOutputGradients, name);
              gradient < kOutputGradients.size())
       made.tensors.push_back({spec, From::input, kInputs.size() + gradient});
+    else if (const std::size_t map = place_in(kSegments, name); map < kSegments.size())
+      made.tensors.push_back({spec, From::input, kInputs.size() + map});
     else if (const std::size_t pool = place_in(kPool, name); pool < kPool.size())
       made.tensors.push_back({spec, From::input, kInputs.size() + pool});
     else

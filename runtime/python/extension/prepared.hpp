@@ -96,15 +96,28 @@ inline constexpr auto kGradients = [] {
 /// What a problem with `summary` gives, one of them.
 inline constexpr auto kSummaries = names_of(passed<Passing::summary>());
 
+/// The maps of segments that a summary may give and a forward pass may take.
+inline constexpr auto kSegments = names_of(passed<Passing::segments>());
+
 /// The operators of PyTorch's dispatcher that prepare problems. `update` is a forward or recurrent
 /// pass without gradients that writes to tensors of the caller: a pool of states, states inside
 /// sequences, o and final states. Those of summaries take what the pass takes; of q forwards, and
 /// of v backwards, the sizes alone.
-enum class Operation : std::uint8_t { forward, backward, update, summary, backward_summary };
-inline constexpr int kOperations = 5;
+/// shared_summary gives the maps of segments too, and resume is a forward pass that takes them.
+enum class Operation : std::uint8_t {
+  forward,
+  backward,
+  update,
+  summary,
+  backward_summary,
+  shared_summary,
+  resume
+};
+inline constexpr int kOperations = 7;
 
 constexpr bool is_summary(Operation operation) {
-  return operation == Operation::summary || operation == Operation::backward_summary;
+  return operation == Operation::summary || operation == Operation::backward_summary ||
+         operation == Operation::shared_summary;
 }
 constexpr bool is_backward(Operation operation) {
   return operation == Operation::backward || operation == Operation::backward_summary;

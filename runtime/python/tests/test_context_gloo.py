@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from wyvern import ops
-from wyvern.distributed import build_cp_context, context_parallel
+from wyvern.distributed import _parallel, build_cp_context, context_parallel
 
 
 def steps_of(op: str) -> int:
@@ -134,6 +135,36 @@ def launches(group: Any, rank: int, device: torch.device, given: dict[str, Any])
     with Launched() as backward:
         torch.autograd.grad(o, list(tensors.values()), do)
     return forward.names, backward.names
+
+
+def compute_sharing(group: Any, rank: int, device: torch.device, given: Any) -> dict[str, Any]:
+    """By segments of 128 rows, whatever the cost model says of this processor."""
+    with mock.patch.object(_parallel, "shared_segments", return_value=(16, 8)), Launched() as seen:
+        found = compute(group, rank, device, given)
+    whole = given["case"].lengths is None or len(given["case"].lengths) == 1
+    last = rank == dist.get_world_size(group) - 1 and given["case"].layout == "contiguous"
+    assert seen.names.count("resume") == int(whole and not last)
+    return found
+
+
+SHARED: dict[str, dict[str, Any]] = {
+    "dense": {"P": 3, "tokens": [300, 140, 70], "B": 2},
+    "one sequence": {"P": 3, "tokens": [128, 0, 150], "lengths": [278]},
+    "pack": {"P": 2, "tokens": [150, 150], "lengths": [140, 130, 30]},
+    "float16 and norms": {"P": 2, "tokens": [260, 30], "dtype": torch.float16, "options": L2NORM},
+}
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("what", SHARED)
+def test_passes_take_the_segments_of_summaries(ranks: Ranks, what: str, op: str) -> None:
+    """Within the bounds, the same bits run after run; and so without them."""
+    case = Case(op, steps=steps_of(op), **SHARED[what])
+    shared = run(ranks, case, compute_sharing)
+    check(case, shared)
+    for one, other in zip(run(ranks, case, compute_sharing), shared, strict=True):
+        assert same(one, other)
+    check(case, run(ranks, case))
 
 
 @pytest.mark.parametrize("exchange", ["gather", "heads", "two ranks"])

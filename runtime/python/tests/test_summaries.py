@@ -123,6 +123,25 @@ def test_what_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("op", OPERATORS)
+def test_segments(op: str) -> None:
+    """The pass from a summary's segments is within the bounds of the whole, with the same bits a second time."""
+    problem, x, _, _ = call_of(op, {"B": 2, "T": 300, "states": True})
+    fields = problem | {"chunk_size": 16, "segment_chunks": 8}
+    text = _call.text_of(fields | {"output_final_state": 1})
+    summary, M, R = _call.shared_summary_op(_call.text_of(fields), *x)
+    found = _call.resume_op(text, *x, M, R)
+    for one, wanted in zip((*found, summary), (*walk(problem, x), walk(problem, x)[1]), strict=True):
+        assert error(one, wanted) < BOUNDS[x.q.dtype][0]
+    for one, other in zip(_call.resume_op(text, *x, M, R), found, strict=True):
+        assert torch.equal(one, other)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(_call.shared_summary_op, (_call.text_of(fields), *x), test_utils=checks)
+    torch.library.opcheck(_call.resume_op, (text, *x, M, R), test_utils=checks)
+    with pytest.raises(RuntimeError, match=r"segment_M has shape \[0, 2, 32, 32\]; it must be fp32 "):
+        _call.resume_op(text, *x, M[:0], R)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
 def test_of_an_operator_of_pytorch(op: str) -> None:
     """Schemas, and shapes of traces."""
     problem, x, do, dht = call_of(op, {"packed": True, "states": True})
@@ -169,6 +188,14 @@ def test_a_tuner_meets_them() -> None:
     forward, backward = (fields.split(",") for _, _, fields in met.calls)
     assert {"transition=1", "summary=1", "initial_state=1", "packed=1", "N=3"} <= {*forward}
     assert {"pass=backward", "summary=1", "initial_state=0", "output_final_state=1"} <= {*backward}
+    problem, x, _, _ = call_of("kda", {"states": True})
+    text = _call.text_of(problem | {"chunk_size": 16, "segment_chunks": 8})
+    with tuning._Recorder() as met:
+        _, M, R = _call.shared_summary_op(text, *x)
+        _call.resume_op(text, *x, M, R)
+    summary, taking = (fields.split(",") for _, _, fields in met.calls)
+    assert {"summary=1", "segment_chunks=8", "packed=0"} <= {*summary}
+    assert "segment_chunks=8" in taking and "summary=1" not in taking
 
 
 def folded(summaries: torch.Tensor, order: list[int], V: int, reverse: bool) -> torch.Tensor:

@@ -128,7 +128,7 @@ class HeldWindow {
   }
 
  private:
-  ConvWindow<S, Row, 4> columns_[Turns::kTurns];
+  ConvWindow<S, Row, 4> columns_[Turns::kTurns] = {};
 };
 
 /// A row as it is given.

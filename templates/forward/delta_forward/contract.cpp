@@ -51,6 +51,16 @@ cost::Pace segment_pace(const Spec& s) {
   return {6, (s.GATED ? 1.0 : 1.25) * chunk};
 }
 
+/// Microseconds that the rows of q, k, v and o take at two thirds of memory's rate: from given maps
+/// many heads are no faster (one H100, 2026-11-28, 64 heads, 8,192 tokens: some 235, by whole plans
+/// with and without segments; this gives 240).
+double moved_rows(const Spec& s, const Workload& w, const Limits& limits) {
+  constexpr double kH200 = 4.8e6, kPart = 0.67;
+  const double rate = limits.bytes_per_us > 0 ? limits.bytes_per_us : kH200;
+  const std::int64_t elements = 2 * w.extents.B * w.extents.T * (s.H * s.K + s.HV * s.V);
+  return static_cast<double>(elements) * static_cast<double>(size_of(s.DTYPE)) / (kPart * rate);
+}
+
 /// Two blocks of 128 columns split a sequence's columns where slow decay keeps them from splitting
 /// its tokens.
 double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
@@ -89,8 +99,8 @@ std::string illegal_with_norm(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS, true).bytes, limits);
 }
 
-/// The stages of the whole pass.
-std::vector<Cover> whole_pass() {
+/// The stages of the whole pass, `segments` among them.
+std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
   return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
@@ -99,7 +109,7 @@ std::vector<Cover> whole_pass() {
       stages::scaled_dot_kkt,
       stages::solve_tril,
       stages::recompute_w_u,
-      stages::fwd_h_segment,
+      std::move(segments),
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::fwd_o};
@@ -213,9 +223,12 @@ Template resume() {
   Template t = scan::split(output_kernel("delta_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::scan_cost(segment_pace(s), s.V, s, w, limits);
+    return std::max(hopper::scan_cost(segment_pace(s), s.V, s, w, limits),
+                    s.SEGMENTS_GIVEN ? moved_rows(s, w, limits) : 0);
   };
-  t.covers = scan::joined({stages::delta_resume}, whole_pass());
+  t.covers =
+      scan::joined({stages::delta_resume},
+                   whole_pass(hopper::when(stages::fwd_h_segment, {!constant::SEGMENTS_GIVEN})));
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV));
   };

@@ -63,8 +63,8 @@ constexpr double kDecayed = 30;
 /// Chunks of a split's overlap with fast decay: one, and the time of two to find its length.
 constexpr int kOverlap = 3;
 
-/// The stages of the whole pass.
-std::vector<Cover> whole_pass() {
+/// The stages of the whole pass, `segments` among them.
+std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
   return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
@@ -73,7 +73,7 @@ std::vector<Cover> whole_pass() {
       stages::kda_intra,
       stages::solve_tril,
       stages::kda_recompute_w_u,
-      stages::fwd_h_segment,
+      std::move(segments),
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::kda_fwd_o};
@@ -173,7 +173,9 @@ Template resume() {
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::scan_cost(pace(s), s.V, s, w, limits);
   };
-  t.covers = scan::joined({stages::kda_resume}, whole_pass());
+  t.covers =
+      scan::joined({stages::kda_resume},
+                   whole_pass(hopper::when(stages::fwd_h_segment, {!constant::SEGMENTS_GIVEN})));
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV));
   };

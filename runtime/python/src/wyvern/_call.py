@@ -16,7 +16,9 @@ nothing where the caller has it.
 ``wyvern::summary`` and ``wyvern::backward_summary`` take what a forward and a backward pass take (the latter
 no initial state, and nothing that is kept), and give what their tokens do to a state (section 13 of
 the specification), one float32 tensor: ``[N, HV, K, V]``, R, with ``transition=1`` ``[N, HV, K, V + K]``, R and M;
-backwards dR ``[N, HV, K, V]``. Of q forwards and of v backwards the sizes count alone. ``wyvern::fold`` makes of
+backwards dR ``[N, HV, K, V]``. ``wyvern::shared_summary`` is the former of a problem with ``chunk_size`` and
+``segment_chunks``, and gives a list: the summary, ``segment_M`` and ``segment_R``; ``wyvern::resume`` is the forward
+pass with these two fields that takes the two tensors behind its inputs. Of q forwards and of v backwards the sizes count alone. ``wyvern::fold`` makes of
 such ``summaries`` ``[ranges, ..., K, V or V + K]`` the states ``[ranges, ..., K, V]`` that enter each range, with
 ``reverse`` the gradients of those that leave it.
 """
@@ -42,6 +44,8 @@ forward_op = torch.ops.wyvern.forward.default
 backward_op = torch.ops.wyvern.backward.default
 update_op = torch.ops.wyvern.update.default
 summary_op = torch.ops.wyvern.summary.default
+shared_summary_op = torch.ops.wyvern.shared_summary.default
+resume_op = torch.ops.wyvern.resume.default
 backward_summary_op = torch.ops.wyvern.backward_summary.default
 fold_op = torch.ops.wyvern.fold.default
 
@@ -128,9 +132,9 @@ def refuse_meta(**tensors: Tensor | None) -> None:
             )
 
 
-@torch.library.register_fake("wyvern::forward")
 def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
-    fields = fields_of(problem)
+    """Of a pass with segments too."""
+    fields, tensors = fields_of(problem), tensors[: len(INPUTS)]
     refuse_meta(**by_parameter(fields, Inputs(*tensors)))
     q, _, v, *_, cu_seqlens = tensors[: INPUTS.index("cu_seqlens") + 1]
     B, T, _, K = q.shape
@@ -167,6 +171,10 @@ def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
     return outputs
 
 
+torch.library.register_fake("wyvern::forward", _forward_shapes)
+torch.library.register_fake("wyvern::resume", _forward_shapes)
+
+
 @torch.library.register_fake("wyvern::update")
 def _update_shapes(problem: str, *tensors: Tensor | None) -> Tensor:
     inputs = Inputs(*tensors[: len(INPUTS)])
@@ -198,6 +206,16 @@ def _summary_shape(problem: str, *tensors: Tensor | None) -> Tensor:
 
 torch.library.register_fake("wyvern::summary", _summary_shape)
 torch.library.register_fake("wyvern::backward_summary", _summary_shape)
+
+
+@torch.library.register_fake("wyvern::shared_summary")
+def _shared_summary_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
+    fields, x = fields_of(problem), Inputs(*tensors)
+    summary = _summary_shape(problem, *tensors)
+    N, HV, K, _ = summary.shape
+    rows = int(fields["chunk_size"]) * int(fields["segment_chunks"])
+    NS = N * max(1, (x.k.shape[1] + rows - 1) // rows)
+    return [summary, *(summary.new_empty([NS, HV, K, columns]) for columns in (K, x.v.shape[3]))]
 
 
 @torch.library.register_fake("wyvern::fold")

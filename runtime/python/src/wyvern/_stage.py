@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_void_p
 from typing import NoReturn
 
@@ -78,9 +79,8 @@ class Stage:
         extension().wyvern_extension_runtime.restype = c_void_p
         runtime, self._stage = c_void_p(extension().wyvern_extension_runtime()), c_void_p()
         opened, problem = c_void_p(), c_void_p()
-        where = "cpu" if device.type == "cpu" else f"cuda:{device.index}"
         try:
-            _check(lib.wyvern_device_open(where.encode(), byref(opened)))
+            _check(lib.wyvern_device_open(_place(device), byref(opened)))
             _check(lib.wyvern_problem_create(str(fields["op"]).encode(), byref(problem)))
             for field, value in fields.items():
                 if field != "op":
@@ -186,6 +186,33 @@ def validate(fields: dict[str, object]) -> None:
         _check(lib.wyvern_problem_validate(problem))
     finally:
         lib.wyvern_problem_destroy(problem)
+
+
+@functools.lru_cache(maxsize=1024)
+def shared_segments(
+    device: torch.device, fields: tuple[tuple[str, object], ...], transition: bool
+) -> tuple[int, int]:
+    """The chunk_size and segment_chunks by which the forward problem of these fields and its summary share segments
+    where their plans then cost less than those of both alone; (0, 0) where they do not, or may not."""
+    problem, opened, lib = c_void_p(), c_void_p(), library()
+    chunk_size, segment_chunks = c_int64(), c_int64()
+    try:
+        _check(lib.wyvern_device_open(_place(device), byref(opened)))
+        _check(lib.wyvern_problem_create(str(dict(fields)["op"]).encode(), byref(problem)))
+        for field, value in fields:
+            if field != "op":
+                _check(_set(problem, field.encode(), value))
+        status = lib.wyvern_shared_segments(
+            opened, problem, int(transition), byref(chunk_size), byref(segment_chunks)
+        )
+        return (chunk_size.value, segment_chunks.value) if status == 0 else (0, 0)
+    finally:
+        lib.wyvern_problem_destroy(problem)
+        lib.wyvern_device_destroy(opened)
+
+
+def _place(device: torch.device) -> bytes:
+    return b"cpu" if device.type == "cpu" else f"cuda:{device.index}".encode()
 
 
 def _set(problem: c_void_p, field: bytes, value: object) -> int:

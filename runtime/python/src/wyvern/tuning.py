@@ -19,6 +19,8 @@ from ._call import (
     backward_summary_op,
     fields_of,
     forward_op,
+    resume_op,
+    shared_summary_op,
     summary_op,
     update_op,
 )
@@ -240,11 +242,12 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in (forward_op, backward_op, update_op, summary_op, backward_summary_op):
+        summaries = (summary_op, backward_summary_op, shared_summary_op)
+        if func in (forward_op, resume_op, backward_op, update_op, *summaries):
             is_backward = func in (backward_op, backward_summary_op)
             inputs = args if is_backward else args[: 1 + len(INPUTS)]
             pool = dict(zip(UPDATED, args[1:], strict=False)) if func is update_op else {}
-            one = _problem(is_backward, *inputs, pool=pool, summary=func in (summary_op, backward_summary_op))
+            one = _problem(is_backward, *inputs, pool=pool, summary=func in summaries)
             if "batch_invariant" not in one[2]:  # which has its default plan whatever is tuned
                 self.calls[one] = self.calls.get(one, 0) + 1
         return func(*args, **(kwargs or {}))

@@ -7,7 +7,8 @@ pass does so from the right, with dR of the first run of each range that a seque
 with ``summary``, and the M of the forward pass, transposed.
 
 A dense call on one range, which is what long sequences are, launches the summary, the exchange, the fold and the
-pass, and copies nothing: tensors go from one to the next as they are.
+pass, and copies nothing: tensors go from one to the next as they are. Where both then cost less by the model that
+chooses plans, the summary hands the maps of its segments to the pass, which does not find them again.
 
 The rows before a range's first run, which its convolution reads, come from other ranks; _layer.py convolves before all
 that, and takes gradients through the norm of o before the backward pass.
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from .. import _recurrence
@@ -35,11 +37,13 @@ from .._call import (
     is_transformed,
     raise_as_python,
     refuse_tangents,
+    resume_op,
+    shared_summary_op,
     summary_op,
     text_of,
 )
 from .._extension import version
-from .._stage import dtype_name, validate
+from .._stage import FLOATS, dtype_name, shared_segments, validate
 from ._context import CPContext, Range, context_of
 from ._exchange import agree, behind, exchange, exchange_gradients, exchanging, is_agreed
 from ._layer import (
@@ -62,6 +66,14 @@ _PER_CALL = (
 )  # fmt: skip
 
 
+class _Segments(NamedTuple):
+    """What a summary found of its segments, for the pass over the same rows."""
+
+    fields: Problem  # chunk_size and segment_chunks
+    M: Tensor
+    R: Tensor
+
+
 class _Problem(NamedTuple):
     """An operator with its options, computed by its kernels or, of float64, by the recurrence."""
 
@@ -79,8 +91,11 @@ class _Problem(NamedTuple):
         """Rows of k of a token."""
         return int(self.fields.get("num_householder", 1))
 
-    def forward(self, x: Inputs, with_states: bool = True) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Of convolved rows o, the final states ``[N, HV, K, V]`` and, for a backward pass, o before the norm."""
+    def forward(
+        self, x: Inputs, with_states: bool = True, segments: _Segments | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Of convolved rows o, the final states ``[N, HV, K, V]`` and, for a backward pass, o before the norm; from
+        the segments that a summary of these rows gave, where it did."""
         fields = {**self.fields, "output_final_state": 1} if with_states else self.fields
         if self.exact:
             raw, *states = _recurrence.run(fields, bare(x))
@@ -90,7 +105,10 @@ class _Problem(NamedTuple):
         if x.norm_gate is not None:
             fields = fields | {name: self.layer[name] for name in ("output_norm", "norm_eps")}
             fields |= {"keep_output": 1} if self.keeps else {}
-        o, *others = forward_op(text_of(fields), *x)
+        if segments is None:
+            o, *others = forward_op(text_of(fields), *x)
+        else:
+            o, *others = resume_op(text_of(fields | segments.fields), *x, segments.M, segments.R)
         if "keep_output" in fields:
             raw = others.pop()
         return o, others[0] if others else None, raw
@@ -106,21 +124,42 @@ class _Problem(NamedTuple):
             found = dict(zip(given, backward_op(self.text, *x, do, dht, None, []), strict=True))
         return Inputs(*(found.get(name) for name in Inputs._fields))
 
-    def summary(self, x: Inputs, transition: bool) -> Tensor:
-        """R ``[N, HV, K, V]`` of each sequence, with ``transition`` R and M ``[N, HV, K, V + K]``."""
+    def summary(self, x: Inputs, transition: bool, alone: bool = False) -> tuple[Tensor, _Segments | None]:
+        """R ``[N, HV, K, V]`` of each sequence, with ``transition`` R and M ``[N, HV, K, V + K]``; and where x is
+        ``alone``, all that the pass behind it has, and sharing them pays, its segments."""
         x = bare(x)
         if not self.exact:
             fields = {**self.fields, "transition": 1} if transition else self.fields
-            return summary_op(text_of(fields), *x)
+            shared = self._shared(x, transition) if alone else {}
+            if not shared:
+                return summary_op(text_of(fields), *x), None
+            summary, M, R = shared_summary_op(text_of(fields | shared), *x)
+            return summary, _Segments(shared, M, R)
         R = self.forward(x)[1]
         if not transition:
-            return R
+            return R, None
         # M is what the tokens make of the identity where the values that they write are 0.
         N, HV, K, _ = R.shape
         identity = torch.eye(K, dtype=R.dtype).repeat(N, HV, 1, 1)
         v = x.v.new_zeros([*x.v.shape[:3], K])
         write = None if x.write is None else torch.zeros_like(v)
-        return torch.cat([R, self.forward(x._replace(v=v, write=write, initial_state=identity))[1]], -1)
+        return torch.cat([R, self.forward(x._replace(v=v, write=write, initial_state=identity))[1]], -1), None
+
+    def _shared(self, x: Inputs, transition: bool) -> Problem:
+        """The fields by which the pass takes the summary's segments; none where the cost model says that both alone
+        are faster, and in a trace, which cannot ask it."""
+        if torch.compiler.is_compiling() or isinstance(x.q, FakeTensor):
+            return {}
+        rate = next((y for y in (x.beta, x.erase) if y is not None), x.q)
+        typed = {"dtype": x.q, "beta_dtype": rate} | ({} if x.g is None else {"g_dtype": x.g})
+        if x.q.dim() != 4 or x.v.dim() != 4 or any(y.dtype not in FLOATS for y in typed.values()):
+            return {}  # the operator says so
+        (B, T, H, K), (HV, V) = x.q.shape, x.v.shape[2:]
+        fields = {**self.fields, "B": B, "N": B, "T": T, "H": H, "HV": HV, "K": K, "V": V}
+        fields |= {name: dtype_name(name, y) for name, y in typed.items()}
+        fields |= {"initial_state": 1, "output_final_state": 1}
+        chunk_size, segment_chunks = shared_segments(x.q.device, tuple(fields.items()), transition)
+        return {"chunk_size": chunk_size, "segment_chunks": segment_chunks} if segment_chunks else {}
 
     def backward_summary(self, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
         """dR ``[N, HV, K, V]``: the gradient of the state before each sequence's first token."""
@@ -161,6 +200,8 @@ class _Part(NamedTuple):
         """x with the boundaries of the range's runs, the first from the state that enters."""
         one = self.range
         states = self.entered(self.x.initial_state, entering)
+        if self.count == 1:  # as its summary is made
+            return self.x._replace(initial_state=states)
         return self.x._replace(
             initial_state=states, cu_seqlens=one.cu_seqlens, cu_seqlens_cpu=one.cu_seqlens_cpu
         )
@@ -330,13 +371,22 @@ def _message(x: Inputs, summaries: list[Tensor | None], columns: int) -> Tensor:
     return message
 
 
-def _summaries(context: CPContext, problem: _Problem, x: Inputs, parts: list[_Part]) -> Tensor:
-    """R of each range that a sequence leaves, with M where it spans: as :func:`exchange` takes them."""
-    found = [
-        problem.summary(part.run_alone(-1), part.range.spans) if part.range.leaves else None for part in parts
-    ]
+def _summaries(
+    context: CPContext, problem: _Problem, x: Inputs, parts: list[_Part]
+) -> tuple[Tensor, list[_Segments | None]]:
+    """R of each range that a sequence leaves, with M where it spans: as :func:`exchange` takes them. And the segments
+    of ranges of one run, where the pass is to take them."""
+    found, segments = zip(
+        *(
+            problem.summary(part.run_alone(-1), part.range.spans, part.count == 1)
+            if part.range.leaves
+            else (None, None)
+            for part in parts
+        ),
+        strict=True,
+    )
     K, V = x.q.shape[3], x.v.shape[3]
-    return _message(x, found, V + K if context.transition else V)
+    return _message(x, list(found), V + K if context.transition else V), list(segments)
 
 
 def _state_dtype(x: Inputs) -> torch.dtype:
@@ -362,11 +412,16 @@ class _ContextParallel(torch.autograd.Function):
         given = Inputs(*tensors)
         x, pieces, last = _convolved(context, problem, given)
         parts = _parts(context, x)
-        entering, M = exchange(context, _summaries(context, problem, x, parts), x.v.shape[3])
+        summaries, segments = _summaries(context, problem, x, parts)
+        entering, M = exchange(context, summaries, x.v.shape[3])
         outputs, states, raw = zip(
-            *(problem.forward(part.start(state), with_states) for part, state in zip(parts, entering, strict=True)),
+            *(
+                problem.forward(part.start(state), with_states, maps)
+                for part, state, maps in zip(parts, entering, segments, strict=True)
+            ),
             strict=True,
         )
+        del segments
         ctx.of = context, problem
         ctx.set_materialize_grads(False)
         o_raw = _joined(list(raw), 1) if given.norm_gate is not None and problem.keeps else None
