@@ -35,8 +35,10 @@ struct CallStyle {
   bool packs_masked = false;    ///< with an attention mask the batch is packed, cu_seqlens int32
   bool packs_training = false;  ///< training steps may have packed batches, cu_seqlens int32
   bool fp32_beta = false;       ///< beta is fp32, else it has q's dtype
-  /// Of the gate of the norm, where a layer is served as a whole. Decoding is then another style's.
+  /// Of the gate of the norm, where a layer is served as a whole. A step of decoding is then a call
+  /// of the recurrent pass without a pack; of an operator that has none, a prefill that continues.
   std::optional<Activation> layer = std::nullopt;
+  bool decodes_in_place = false;  ///< a whole layer: the states of its cache are a pool
 };
 
 /// A preset with the libraries whose models have its heads, the main one first.

@@ -15,7 +15,7 @@ struct Call {
 };
 
 /// Of every model but for the short prefills. A loss depends on no final state, so the backward
-/// pass gets no dht. The recurrent calls are no layer's.
+/// pass gets no dht. Layers have no short prefills.
 constexpr Call kCalls[] = {
     {"first prefill", Pass::forward, false, true},
     {"continued prefill", Pass::forward, true, true},
@@ -59,12 +59,13 @@ Problem problem_of(const ModelPreset& preset, const CallStyle& style, DType dtyp
 
 std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype) {
   const ModelPreset& model = find_model(preset);
+  const bool householder = find_operator(model.op)->facts().householder;
   std::vector<PresetCall> calls;
   for (const CallStyle& style : model.styles)
     for (const bool packed : {false, true})
       for (const Call& call : kCalls) {
         const bool recurrent = call.pass == Pass::recurrent;
-        if (recurrent && style.layer) continue;
+        if (recurrent && style.layer && (packed || householder)) continue;
         const bool training = !recurrent && !call.output_final_state;
         if (packed && !style.packs_masked && !(style.packs_training && training)) continue;
         if (call.short_prefill && style.short_prefill == 0) continue;
@@ -73,7 +74,10 @@ std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype) {
         p.initial_state = call.initial_state;
         p.output_final_state = call.output_final_state;
         p.packed = packed;
-        if (style.layer) {
+        if (recurrent && style.decodes_in_place) {
+          p.inplace_state = p.inplace_conv_state = true;
+          p.initial_state = p.output_final_state = false;
+        } else if (style.layer) {
           p.initial_conv_state = call.initial_state;
           p.output_conv_state = call.output_final_state;
           p.keep_output = training && call.pass == Pass::forward;

@@ -143,18 +143,20 @@ class Tune(Case):
                   "training, forward": (False, False), "training, backward": (False, False),
                   "decoding": (True, True), "training, forward, packed": (False, False),
                   "training, backward, packed": (False, False)}
-        layers = [call for call in states if call != "decoding"]
-        self.assertEqual(list(calls), [*(f"transformers: {call}" for call in states),
-                                       *(f"transformers, layers: {call}" for call in layers)])
+        self.assertEqual(list(calls), [f"{library}: {call}" for library in (
+            "transformers", "transformers, layers") for call in states])
         for name, problem in calls.items():
             library, call = name.split(": ")
-            self.assertEqual((problem["initial_state"], problem["output_final_state"]), states[call])
+            in_place = library == "transformers, layers" and call == "decoding"
+            given = (False, False) if in_place else states[call]
+            self.assertEqual((problem["initial_state"], problem["output_final_state"]), given)
+            self.assertEqual((problem["inplace_state"], problem["inplace_conv_state"]), (in_place,) * 2)
             self.assertTrue(problem["use_qk_l2norm"], name)
             self.assertEqual(problem["T"], 1 if call == "decoding" else 16)
             whole = library == "transformers, layers"
             around = [problem[field] for field in (
                 "short_conv", "output_norm", "initial_conv_state", "output_conv_state", "keep_output")]
-            self.assertEqual(around, [4, "silu", *states[call], call.startswith("training, forward")]
+            self.assertEqual(around, [4, "silu", *given, call.startswith("training, forward")]
                              if whole else [None, None, False, False, False], name)
         self.assertEqual(document["problem"], calls["transformers: first prefill"])
         self.assertTrue(all(call["stored"] for call in document["calls"]))
@@ -183,11 +185,11 @@ class Tune(Case):
         def problems(**line):
             return len(self.calls(OP, "qwen3-next-80b", **line)["not_begun"])
         # Of operators, and of layers.
-        self.assertEqual(problems(), 7 + 6)
+        self.assertEqual(problems(), 7 + 7)
         self.assertEqual(problems(**{"pass": "forward"}), 4 + 4)
         self.assertEqual(problems(**{"pass": "backward"}), 2 + 2)
         self.assertEqual(problems(seqlens=[5, 11]), 6 + 6)
-        self.assertEqual(problems(inplace_state=True), 3 + 1)  # of layers a prefill, not training
+        self.assertEqual(problems(inplace_state=True), 3 + 2)  # of layers no training
         self.refuses("tune", OP, "--preset", "qwen3-next-80b", "--lower-bound", "-5",
                      names=["lower_bound"])
 
@@ -200,8 +202,9 @@ class Tune(Case):
     def test_calls_that_are_left_out_are_named(self):
         left_out = self.calls(OP, "qwen3-next-80b", seqlens=[5, 11])["left_out"]
         self.assertEqual([(call["line"], call["call"]) for call in left_out],
-                         [(1, "transformers: decoding")])
-        self.assertIn("--seqlens is 5,11", left_out[0]["reason"])
+                         [(1, "transformers: decoding"), (1, "transformers, layers: decoding")])
+        for call in left_out:
+            self.assertIn("--seqlens is 5,11", call["reason"])
         self.assertEqual(self.calls(OP, "qwen3-next-80b", **{"pass": "backward"})["left_out"], [])
         tune = ("tune", OP, "--preset", "qwen3-next-80b", "--tokens", "16", "--inplace-state",
                 "--device", "cpu", "--budget", "0.1s")
@@ -251,9 +254,9 @@ class Tune(Case):
             self.assertEqual(keys[f"fla: {name}"].replace(",bounded", ""),
                              keys[f"fla, no lower bound: {name}"])
         # Layers' training steps in a batch are the same for both libraries without a bound.
-        self.assertEqual(len(keys), 14 + 5 + 14 + (8 + 4 + 6))
+        self.assertEqual(len(keys), 14 + 5 + 14 + (9 + 5 + 7))
         without = self.calls("kda", "kimi-linear-48b", lower_bound="none")["not_begun"]
-        self.assertEqual(len(without), 14 + 5 + (8 + 2))
+        self.assertEqual(len(without), 14 + 5 + (9 + 3))
 
     def test_shards_are_parts_of_the_whole(self):
         shapes = [f"T={tokens},H=1,K=16" for tokens in (10, 20, 30, 40)]

@@ -38,7 +38,8 @@ constexpr std::array kStyles{
               .gate_in_kernel = true,
               .beta_sigmoid = true,
               .no_lower_bound = true,
-              .layer = Activation::sigmoid},
+              .layer = Activation::sigmoid,
+              .decodes_in_place = true},
     without_bound("fla, no lower bound", kFla),
     without_bound("fla, layers, no lower bound", kFlaLayers),
 };

@@ -193,11 +193,11 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 WHOLE = {
-    "GatedDeltaNet": ("gated_delta_net", "fused_recurrent_gated_delta_rule"),
-    "GatedDeltaNet with biases": ("gated_delta_net", "fused_recurrent_gated_delta_rule"),
-    "KimiDeltaAttention": ("kimi_delta", "fused_recurrent_kda"),
-    "KimiDeltaAttention with a bound": ("kimi_delta", "fused_recurrent_kda"),
-}  # what serves a prompt as a whole, and a step of decoding
+    "GatedDeltaNet": "gated_delta_net",
+    "GatedDeltaNet with biases": "gated_delta_net",
+    "KimiDeltaAttention": "kimi_delta",
+    "KimiDeltaAttention with a bound": "kimi_delta",
+}  # what serves the layers as a whole
 
 
 def layer_of(name: str) -> Any:
@@ -256,7 +256,7 @@ def test_layers_train_on_the_cpu(name: str, dtype: torch.dtype, whole: bool) -> 
     counted = wyvern.fla.report()
     assert sum(counted.served.values()) == 1 and not counted.declined
     if whole and name in WHOLE:
-        assert counted.served == {WHOLE[name][0]: 1}
+        assert counted.served == {WHOLE[name]: 1}
 
 
 WHOLE_OTHERS = {
@@ -294,51 +294,96 @@ def test_layers_generate_on_the_cpu(name: str, whole: bool, masked: bool) -> Non
     counted = wyvern.fla.report()
     assert not counted.declined
     if whole:
-        assert counted.served == dict.fromkeys(WHOLE[name], 2)
+        assert counted.served == {WHOLE[name]: 4}
 
 
-@pytest.mark.parametrize("form", ["batch", "masked", "packed", "no cache"])
+@pytest.mark.parametrize("form", ["batch", "masked", "packed", "no cache", "gradients"])
 @pytest.mark.parametrize("name", [*WHOLE, *WHOLE_OTHERS])
 def test_whole_layers_leave_what_theirs_leave(name: str, form: str) -> None:
-    """The output, and both states in the cache, after two parts of a prompt; sequences that are shorter than the
-    convolution, and none."""
+    """The output, and both states in the cache, after each of two parts of a prompt and of some tokens; sequences that
+    are shorter than the convolution, and none. Then what the one way left the other goes on from."""
     from fla.models.utils import Cache
 
     layer = layer_of(name).eval()
-    x, more = torch.randn(2, 70, 48), torch.randn(2, 2, 48)
+    lengths = [70, 2, *[1] * 5]
+    parts = [torch.randn(2, length, 48) for length in lengths]
+    given: list[dict[str, torch.Tensor]] = [{} for _ in lengths]
     if form == "packed":
-        x, more = x.view(1, 140, 48), more.view(1, 4, 48)
+        parts = [x.view(1, -1, 48) for x in parts]
+        bounds = [[0, 0, 1, 3, 140, 140], [0, 1, 1, 2, 4, 4], [0, 1, 1, 1, 2, 2]]
+        given = [{"cu_seqlens": torch.tensor(ends)} for ends in [*bounds, *bounds[2:] * 4]]
+    if form == "masked":
+        mask = torch.ones(2, sum(lengths), dtype=torch.int64)
+        mask[1, :69] = 0  # a token of the first part
+        mask[0, 74:76] = 0  # a sequence that waits
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        given = [{"attention_mask": mask[:, :end]} for end in ends]
+    cached = {} if form == "no cache" else {"use_cache": True}
 
-    def run() -> tuple[torch.Tensor, torch.Tensor, Any]:
-        past, given = Cache(), [{}, {}]
-        if form == "packed":
-            bounds = [0, 0, 1, 3, 140, 140], [0, 1, 1, 2, 4, 4]
-            given = [{"cu_seqlens": torch.tensor(ends)} for ends in bounds]
-        if form == "masked":
-            mask = torch.ones(2, 72, dtype=torch.int64)
-            mask[1, :69] = 0  # a token of the first part
-            given = [{"attention_mask": mask[:, :70]}, {"attention_mask": mask}]
-        if form == "no cache":
-            return layer(x)[0], layer(more)[0], None
-        first, _, past = layer(x, past_key_values=past, use_cache=True, **given[0])
-        second, _, past = layer(more, past_key_values=past, use_cache=True, **given[1])
-        return first, second, past
+    def step(i: int, past: Any, whole: bool) -> torch.Tensor:
+        with wyvern.fla.enable(layers=whole):
+            return layer(parts[i], past_key_values=past if cached else None, **cached, **given[i])[0].detach()
 
-    with torch.no_grad():
-        with wyvern.fla.enable(layers=False):
-            *wanted, theirs = run()
-        wyvern.fla.report(reset=True)
-        with wyvern.fla.enable():
-            *got, ours = run()
-    assert wyvern.fla.report().served == {WHOLE_OTHERS.get(name) or WHOLE[name][0]: 2}
-    for o, exact in zip(got, wanted, strict=True):
-        assert o.shape == exact.shape and error(o, exact) < 1e-5
-    if theirs is not None:
-        state, other = ours[0], theirs[0]
-        assert error(state["recurrent_state"], other["recurrent_state"]) < 1e-5
-        for window, exact in zip(state["conv_state"], other["conv_state"], strict=True):
-            assert window.shape == exact.shape and torch.equal(window[..., 1:], exact[..., 1:])
-        assert ours.get_seq_length() == theirs.get_seq_length()
+    def check_cache(past: Any, other: Any) -> None:
+        state, exact = past[0], other[0]
+        assert error(state["recurrent_state"], exact["recurrent_state"]) < 1e-5
+        for window, theirs in zip(state["conv_state"], exact["conv_state"], strict=True):
+            assert window.shape == theirs.shape and torch.equal(window[..., 1:], theirs[..., 1:])
+            assert window.is_contiguous()  # as the library's kernels want it
+        assert past.get_seq_length() == other.get_seq_length()
+
+    exact, past, mixed = Cache(), Cache(), Cache()
+    with torch.set_grad_enabled(form == "gradients"):
+        for i in range(len(parts)):
+            wanted = step(i, exact, whole=False)
+            if i % 2:
+                assert error(step(i, mixed, whole=False), wanted) < 1e-5
+            wyvern.fla.report(reset=True)
+            assert error(step(i, past, whole=True), wanted) < 1e-5
+            if i % 2 == 0:
+                assert error(step(i, mixed, whole=True), wanted) < 1e-5
+            counted = wyvern.fla.report()
+            assert counted.served == {(WHOLE | WHOLE_OTHERS)[name]: 2 - i % 2} and not counted.declined
+            if cached:
+                check_cache(past, exact)
+                check_cache(mixed, exact)
+
+
+MODELS = {
+    "GatedDeltaNet": ({"head_dim": 16}, "gated_delta_net"),
+    "KDA": ({"head_dim": 16}, "kimi_delta"),
+    "DeltaNet": ({"use_gate": True}, "delta_net"),
+    "GatedDeltaProduct": ({"head_dim": 16, "num_householder": 2}, "gated_delta_product"),
+}  # of GatedDeltaNet2 there is none
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_generate_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens that operators alone give, with a cache and without one, and by beams; padded on the left."""
+    own, function = MODELS[name]
+    models = importlib.import_module("fla.models")
+    monkeypatch.setattr("fla.modules.mlp.swiglu", lambda x, y: torch.nn.functional.silu(x) * y)  # theirs is Triton's
+    config = getattr(models, f"{name}Config")(
+        vocab_size=97, hidden_size=48, num_hidden_layers=2, num_heads=2, initializer_range=0.3, fuse_norm=False,
+        fuse_swiglu=False, fuse_cross_entropy=False, bos_token_id=None, eos_token_id=None, pad_token_id=None, **own,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(models, f"{name}ForCausalLM")(config).eval()
+    prompt = torch.randint(0, 97, (2, 30))
+    mask = torch.ones_like(prompt)
+    mask[1, :7] = 0
+
+    def generate(whole: bool, **options: Any) -> torch.Tensor:
+        with wyvern.fla.enable(layers=whole), torch.no_grad():
+            return model.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=20, **options)
+
+    wanted, by_beams = generate(False), generate(False, num_beams=3)
+    wyvern.fla.report(reset=True)
+    assert torch.equal(generate(True), wanted)
+    assert torch.equal(generate(True, use_cache=False), wanted)
+    assert torch.equal(generate(True, num_beams=3), by_beams)
+    counted = wyvern.fla.report()
+    assert counted.served == {function: 3 * 2 * 20} and not counted.declined
 
 
 def change_norm(layer: Any) -> None:

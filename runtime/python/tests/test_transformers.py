@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -70,7 +71,7 @@ CALLS = {
     "kimi_linear": ("chunk_kda", "fused_recurrent_kda"),
 }
 WHOLE = {"qwen3_next": "gated_delta_net", "qwen3_5": "gated_delta_net", "kimi_linear": "kimi_delta"}
-NEW_TOKENS = 8
+NEW_TOKENS = 20
 
 
 def module_of(model: str) -> Any:
@@ -99,15 +100,19 @@ def tiny(model: str) -> Any:
     return made.float().eval()
 
 
-def generate(model: Any) -> Any:
+def generate(model: Any, **options: Any) -> Any:
+    """Of two prompts, of which the second is padded on the left."""
     prompt = torch.randint(0, 97, (2, 70), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(prompt)
+    mask[1, :9] = 0
     return model.generate(
         prompt,
-        attention_mask=torch.ones_like(prompt),
+        attention_mask=mask,
         do_sample=False,
         max_new_tokens=NEW_TOKENS,
         return_dict_in_generate=True,
         output_logits=True,
+        **options,
     )
 
 
@@ -140,8 +145,33 @@ def test_the_same_tokens(model: str, whole: bool) -> None:
     chunked, recurrent = CALLS[model]
     layers = HYBRID.count("linear_attention")
     counted = served.report()
-    prompts = WHOLE[model] if whole else chunked
-    assert counted.served == {prompts: layers, recurrent: layers * (NEW_TOKENS - 1)}
+    one_by_one = {chunked: layers, recurrent: layers * (NEW_TOKENS - 1)}
+    assert counted.served == ({WHOLE[model]: layers * NEW_TOKENS} if whole else one_by_one)
+    assert not counted.declined
+
+
+@pytest.mark.parametrize("model", WHOLE)
+def test_whole_layers_generate_as_without_a_cache(model: str) -> None:
+    """Every token from the states of the cache, or all of them again, which the library computes."""
+    language_model = tiny(model)
+    wanted = generate(language_model, use_cache=False)
+    with served.enable():
+        got = generate(language_model)
+    assert torch.equal(got.sequences, wanted.sequences)
+    for logits, exact in zip(got.logits, wanted.logits, strict=True):
+        assert (logits - exact).norm() < 1e-4 * exact.norm()
+
+
+@pytest.mark.parametrize("model", WHOLE)
+def test_whole_layers_generate_by_beams(model: str) -> None:
+    """Whose states change places between steps."""
+    language_model = tiny(model)
+    wanted = generate(language_model, num_beams=3)
+    with served.enable():
+        got = generate(language_model, num_beams=3)
+    assert torch.equal(got.sequences, wanted.sequences)
+    counted = served.report()
+    assert counted.served == {WHOLE[model]: HYBRID.count("linear_attention") * NEW_TOKENS}
     assert not counted.declined
 
 
@@ -162,30 +192,87 @@ def close(got: torch.Tensor, exact: torch.Tensor, bound: float = 1e-5) -> bool:
     return got.shape == exact.shape and bool((got - exact).norm() < bound * exact.norm())
 
 
-@pytest.mark.parametrize("lengths", [(70, 5, 2, 1, 1), (2, 1, 2, 70), (1, 1)])
+LENGTHS = [(70, 5, 2, *[1] * 20), (2, 1, 2, 70), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("model", WHOLE)
 def test_whole_layers_leave_what_theirs_leave(model: str, lengths: tuple[int, ...]) -> None:
-    """The output, and both states in the cache, after each part of a prompt and each step; padded on the left."""
+    """The output, and both states in the cache, after each part of a prompt and each step; padded on the left.
+
+    Where theirs computes every other part neither shows that ours did: the cache keeps its tensors.
+    """
     layer, cache = layer_and_cache(model)
-    past, exact_past = cache(), cache()
+    past, exact_past, mixed_past = cache(), cache(), cache()
     x, mask = torch.randn(2, sum(lengths), 64), torch.ones(2, sum(lengths))
     mask[1, :30] = 0
-    begin, steps = 0, 0
+    begin, places = 0, set()
     with torch.no_grad():
-        for length in lengths:
+        for i, length in enumerate(lengths):
             now = slice(begin, begin + length)
             part = {"hidden_states": x[:, now], "attention_mask": mask[:, now]}
             wanted = layer(**part, cache_params=exact_past)
+            if i % 2:
+                assert close(layer(**part, cache_params=mixed_past), wanted)
             with served.enable():
                 assert close(layer(**part, cache_params=past), wanted)
-            ours, theirs = past.layers[0], exact_past.layers[0]
-            assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
-            assert close(ours.recurrent_states[0], theirs.recurrent_states[0])
-            steps += length == 1 and begin > 0
+                if i % 2 == 0:
+                    assert close(layer(**part, cache_params=mixed_past), wanted)
+            theirs, ours = exact_past.layers[0], past.layers[0]
+            for kept in (ours, mixed_past.layers[0]):
+                assert torch.equal(kept.conv_states[0], theirs.conv_states[0])
+                assert close(kept.recurrent_states[0], theirs.recurrent_states[0])
+            places.add((ours.conv_states[0].data_ptr(), ours.recurrent_states[0].data_ptr()))
             begin += length
     counted = served.report()
-    assert counted.served.get(WHOLE[model], 0) == len(lengths) - steps
-    assert counted.served.get(CALLS[model][1], 0) == steps and not counted.declined
+    assert counted.served == {WHOLE[model]: len(lengths) + (len(lengths) + 1) // 2}
+    assert not counted.declined and len(places) == 1
+
+
+def transpose_state(past: Any) -> None:
+    """The same state, its rows and columns in the other order in memory."""
+    states = past.layers[0].recurrent_states
+    states[0] = states[0].mT.contiguous().mT
+
+
+@pytest.mark.parametrize("change", [None, transpose_state])
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("model", WHOLE)
+def test_steps_that_are_not_in_place(model: str, with_gradients: bool, change: Any) -> None:
+    """The output and both states; of a step with gradients the backward pass is beyond the cache, theirs too."""
+    layer, cache = layer_and_cache(model)
+    pasts = [cache(), cache()]
+    prompt, x, outputs = torch.randn(2, 9, 64), torch.randn(2, 1, 64), []
+    for past, whole in zip(pasts, (False, True), strict=True):
+        with torch.no_grad():
+            layer(prompt, cache_params=past)
+        if change is not None:
+            change(past)
+        with torch.set_grad_enabled(with_gradients), served.enable() if whole else contextlib.nullcontext():
+            outputs.append(layer(x, cache_params=past).detach())
+    assert served.report().served == {WHOLE[model]: 1} and not served.report().declined
+    assert close(outputs[1], outputs[0])
+    theirs, ours = (past.layers[0] for past in pasts)
+    assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
+    assert close(ours.recurrent_states[0], theirs.recurrent_states[0])
+
+
+@pytest.mark.parametrize("model", WHOLE)
+def test_a_step_that_is_declined_changes_no_state(model: str) -> None:
+    """The library computes it, from the states as they were."""
+    layer, cache = layer_and_cache(model)
+    pasts = [cache(), cache()]
+    with torch.no_grad():
+        for past, whole in zip(pasts, (False, True), strict=True):
+            layer(torch.ones(2, 9, 64), cache_params=past)
+            past.layers[0].recurrent_states[0] = past.layers[0].recurrent_states[0].double()
+            with served.enable() if whole else contextlib.nullcontext():
+                layer(torch.ones(2, 1, 64), cache_params=past)
+    (reason,) = served.report().declined[WHOLE[model]]
+    assert reason.startswith("state")
+    theirs, ours = (past.layers[0] for past in pasts)
+    assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
+    assert close(ours.recurrent_states[0], theirs.recurrent_states[0])
 
 
 @pytest.mark.parametrize("model", ["qwen3_next", "qwen3_5"])
@@ -313,6 +400,28 @@ def test_traced_layers_are_theirs() -> None:
             assert close(torch.compile(layer, backend="eager", fullgraph=True)(x), wanted)
     counted = served.report()
     assert counted.traced == {"chunk_gated_delta_rule": 1} and not counted.served
+
+
+def test_traced_steps_are_theirs() -> None:
+    """From the states that a prompt left which was not traced."""
+    layer, cache = layer_and_cache("qwen3_5")
+    past, exact_past = cache(), cache()
+    x = torch.randn(2, 23, 64)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        layer(x[:, :20], cache_params=exact_past)
+        with served.enable():
+            layer(x[:, :20], cache_params=past)
+            compiled = torch.compile(layer, backend="eager")
+            for t in range(20, 23):
+                wanted = layer(x[:, t : t + 1], cache_params=exact_past)
+                assert close(compiled(x[:, t : t + 1], cache_params=past), wanted)
+                theirs, ours = exact_past.layers[0], past.layers[0]
+                assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
+                assert close(ours.recurrent_states[0], theirs.recurrent_states[0])
+    counted = served.report()
+    assert counted.traced == {"fused_recurrent_gated_delta_rule": 1}
+    assert counted.served == {"gated_delta_net": 1 + 3} and not counted.declined
 
 
 def test_what_is_declined_goes_to_the_model() -> None:

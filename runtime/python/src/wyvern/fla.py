@@ -12,10 +12,11 @@ norms of the library's layers, which PyTorch computes where their tensors are on
 they are.
 
 ``GatedDeltaNet``, ``KimiDeltaAttention``, ``DeltaNet``, ``GatedDeltaProduct`` and ``GatedDeltaNet2`` are
-computed by :mod:`wyvern.layers` between their projections: convolution, operator and norm in one call, but
-for a step of decoding, where they have short convolutions and a ``FusedRMSNormGated``. Else, with
+computed by :mod:`wyvern.layers` between their projections: convolution, operator and norm in one call, in
+training, prompts and steps of decoding, where they have short convolutions and a ``FusedRMSNormGated``. Else, with
 ``enable(layers=False)``, and where another library has put a ``forward`` of its own in the class, their
-operators alone are served. Caches are theirs: the first column of a convolution's, which nothing reads, is 0.
+operators alone are served. Caches are theirs, of new tensors after each call: the first column of a convolution's,
+which nothing reads, is 0.
 
 Calls with the library's ``cp_context`` are served too, forwards and backwards by Wyvern's exchange. Whether a call
 is declined then depends on nothing that may differ between ranks and shows before they exchange; an error
@@ -240,13 +241,13 @@ def _layer(
         return None
     batch_size, q_len, _ = hidden_states.shape
     last_state = utils.get_layer_cache(layer, past_key_values)
-    if last_state is not None and q_len == 1:
-        return None  # a step of decoding has an operator of its own
     if last_state is not None and any(part is None for part in last_state["conv_state"] or [None]):
         return None
     x, indices, cu_seqlens = utils.unpad_hidden_states(
         hidden_states, kwargs.get("cu_seqlens"), attention_mask, q_len
     )
+    if q_len == 1 and indices is not None and x.shape[1] == batch_size:
+        x, indices, cu_seqlens = hidden_states, None, None  # none is masked: no pack
     chosen = own(layer, x)
     if chosen is None:
         return None
@@ -257,6 +258,8 @@ def _layer(
         window = torch.cat([part[..., 1:] for part in last_state["conv_state"]], 1)
         arguments["initial_conv_state"] = window.to(projected[0].dtype)
         arguments["initial_state"] = last_state["recurrent_state"]
+        if q_len == 1 and "recurrent" in arguments:
+            arguments["recurrent"] = not torch.is_grad_enabled()
     output, declined = _switch.counts.attempt(
         function, projected, order="qkv", z=layer.g_proj(x),
         heads=(layer.num_heads, getattr(layer, "num_v_heads", layer.num_heads)),

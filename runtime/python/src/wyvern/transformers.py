@@ -11,9 +11,10 @@ replaced, so models that exist are served too. What Wyvern declines goes to the 
 calls flash-linear-attention where that is installed, else PyTorch.
 
 The linear layers of Qwen3-Next, Qwen3.5 and Kimi Linear are computed by :mod:`wyvern.layers` between their
-projections: convolution, operator and norm in one call, but for a step of decoding and where the cache
-records its past. Else, with ``enable(layers=False)``, and where another library has put a ``forward`` of its
-own in the class, their operators alone are served. Caches are theirs.
+projections: convolution, operator and norm in one call, in training, prompts and steps of decoding, but where
+the cache records its past. Else, with ``enable(layers=False)``, and where another library has put a ``forward``
+of its own in the class, their operators alone are served. Caches are theirs: a step of decoding updates the
+recurrent state where it lies, and the rows of the convolution, all W of them, by the cache's own method.
 """
 
 from __future__ import annotations
@@ -137,9 +138,6 @@ _switch = Switch(_find, find_layers=_find_layers)
 Own = tuple[Callable[..., layers.LayerOutput], Tensor, dict[str, Any]]
 """A function of wyvern.layers, the projection of q, k and v, and the arguments that it has beside those of all."""
 
-_CHUNKED = {"recurrent": False}  # of short prompts too, as presets have these calls
-
-
 def _gated_delta_net(module: Any, layer: Any, x: Tensor) -> Own:
     if hasattr(layer, "in_proj_qkvz"):  # heads of keys, each with what belongs to it
         *rows, z, b, a = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(x), layer.in_proj_ba(x))
@@ -151,7 +149,7 @@ def _gated_delta_net(module: Any, layer: Any, x: Tensor) -> Own:
         )
     return layers.gated_delta_net, qkv, {
         "heads": (layer.num_k_heads, layer.num_v_heads), "dims": (layer.head_k_dim, layer.head_v_dim),
-        "z": z, "b": b, "a": a, "A_log": layer.A_log, "dt_bias": layer.dt_bias, **_CHUNKED,
+        "z": z, "b": b, "a": a, "A_log": layer.A_log, "dt_bias": layer.dt_bias,
     }  # fmt: skip
 
 
@@ -163,7 +161,7 @@ def _kimi_delta(module: Any, layer: Any, x: Tensor) -> Own | None:
     return layers.kimi_delta, qkv, {
         "heads": (layer.num_heads,) * 2, "dims": (layer.head_dim,) * 2, "z": layer.g_b_proj(layer.g_a_proj(x)),
         "b": layer.b_proj(x), "g": gate.f_b_proj(gate.f_a_proj(x)), "A_log": gate.A_log.flatten(),
-        "dt_bias": gate.dt_bias, **_CHUNKED,
+        "dt_bias": gate.dt_bias,
     }  # fmt: skip
 
 
@@ -187,17 +185,19 @@ def _layer(
     kinds = (getattr(module, name) for name in vars(module) if name.endswith("RMSNormGated"))
     if not is_plain(layer.conv1d, nn.Conv1d) or not any(is_plain(norm, kind) for kind in kinds):
         return None
-    states: dict[str, Tensor | None] = {"initial_conv_state": None, "initial_state": None}
+    states: dict[str, Any] = {"recurrent": False}  # of short prompts too, as presets have these calls
     if cache_params is not None:
         window = cache_params.get_conv_state(at, state_idx=0)
         state = cache_params.get_recurrent_state(at, state_idx=0)
         if cache_params.is_recording_past(at) or (window is None) != (state is None):
             return None
+        states["output_final_state"] = True
         if window is not None:
-            if hidden_states.shape[1] == 1:
-                return None  # a step of decoding has an operator of its own
             window = window[..., 1 - layer.conv_kernel_size :].clone()  # of what is updated in place below
-            states = {"initial_conv_state": window, "initial_state": state}
+            if hidden_states.shape[1] == 1 and state.is_contiguous() and not torch.is_grad_enabled():
+                states = {"recurrent": True, "state": state, "conv_state": window}  # decoding, in place
+            else:
+                states |= {"initial_state": state, "initial_conv_state": window}
     chosen = own(module, layer, module.apply_mask_to_padding_states(hidden_states, attention_mask))
     if chosen is None:
         return None
@@ -206,14 +206,14 @@ def _layer(
         function, qkv, order="qkv", **arguments, conv_weight=layer.conv1d.weight, conv_bias=layer.conv1d.bias,
         conv_activation=layer.activation, norm_weight=norm.weight, norm_eps=norm.variance_epsilon,
         norm_activation=norm.activation, cu_seqlens=bounds, **states,
-        output_final_state=cache_params is not None,
     )  # fmt: skip
     if declined is not None:
         return None
     if cache_params is not None:
         W = layer.conv_kernel_size
         cache_params.update_conv_state(qkv[:, -W:].mT, at, conv_kernel_size=W)
-        cache_params.update_recurrent_state(output.final_state, at)
+        if output.final_state is not None:
+            cache_params.update_recurrent_state(output.final_state, at)
     return (layer.o_proj if is_kimi else layer.out_proj)(output.o.flatten(2))
 
 
