@@ -143,7 +143,7 @@ struct Problem {
   /// Forward and recurrent, with inplace_state: these rows are read from and written to the pool
   /// `conv_state`, in the slots of `state`.
   bool inplace_conv_state = false;
-  /// Columns of a slot of conv_state, at least used_conv_columns(), of which the first are in use.
+  /// Columns of a slot of conv_state, at least used_conv_columns(); the first so many are in use.
   /// Unset: used_conv_columns().
   std::optional<std::int64_t> conv_columns;
   bool conv_tokens_first = false;  ///< slots of conv_state are [columns, channels]

@@ -101,7 +101,7 @@ def tiny(model: str) -> Any:
 
 
 def generate(model: Any, **options: Any) -> Any:
-    """Of two prompts, of which the second is padded on the left."""
+    """Of two prompts; the second is padded on the left."""
     prompt = torch.randint(0, 97, (2, 70), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(prompt)
     mask[1, :9] = 0

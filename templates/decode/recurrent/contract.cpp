@@ -122,10 +122,10 @@ Template hopper_with_conv(Template t) {
                                          constant::CONV_LENGTH, constant::CONV_TOKENS_FIRST});
   t.strided.push_back("conv_state");
   t.illegal = hopper_conv_illegal;
-  // One H100, 2026-11-28: of 1 to 256 sequences 2 us more, some more for each state that a block
-  // takes since it has all of a group, and windows and rows at half of memory's rate. At 24 of 24
-  // heads with a gate a channel, one sequence, 12.0 us where two launches take 13.6; 313 and 310 us
-  // for 256.
+  // Beside the recurrence: a constant, each further state of a group that a block takes in turn,
+  // and the bytes of windows and rows at half of memory's rate. One H100, 2026-11-28, 24 of 24
+  // heads with a gate a channel: one sequence takes 12.0 us, in two launches 13.6; 256 take 313
+  // and 310.
   t.cost = [apart = t.cost](const Spec& s, const Workload& w, const Limits& limits) {
     constexpr double kFirst = 1.9, kState = 1.7, kRate = 0.55;
     const std::int64_t blocks = std::max(limits.multiprocessors, 1);

@@ -295,7 +295,7 @@ WYVERN_DEVICE void decode_states(const Block& b, const Params& p) {
                                      p.output_state_index, p.num_accepted, p.intermediate_index);
   };
   const Convolution conv = convolution_of(p);
-  // Who holds states has no registers for windows.
+  // Warps that hold states have no registers for windows.
   const auto items_with = [&]<class Windows>(const Windows& windows) {
     return decode::StateItems<Spec, kConvolving ? GROUP : 1, decltype(find), Windows,
                               SEQLENS_DTYPE>(e, find, windows, p.cu_seqlens, p.has_initial_state);

@@ -51,9 +51,9 @@ cost::Pace segment_pace(const Spec& s) {
   return {6, (s.GATED ? 1.0 : 1.25) * chunk};
 }
 
-/// Microseconds that the rows of q, k, v and o take at two thirds of memory's rate: from given maps
-/// many heads are no faster (one H100, 2026-11-28, 64 heads, 8,192 tokens: some 235, by whole plans
-/// with and without segments; this gives 240).
+/// Microseconds that the rows of q, k, v and o take at two thirds of memory's rate, which a pass
+/// from given maps cannot beat with many heads. One H100, 2026-11-28, 64 heads, 8,192 tokens: 256
+/// in one kernel, 390 with segments of 32 chunks, whose maps and summary alone take 190.
 double moved_rows(const Spec& s, const Workload& w, const Limits& limits) {
   constexpr double kH200 = 4.8e6, kPart = 0.67;
   const double rate = limits.bytes_per_us > 0 ? limits.bytes_per_us : kH200;

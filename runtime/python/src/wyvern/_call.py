@@ -18,7 +18,8 @@ no initial state, and nothing that is kept), and give what their tokens do to a 
 the specification), one float32 tensor: ``[N, HV, K, V]``, R, with ``transition=1`` ``[N, HV, K, V + K]``, R and M;
 backwards dR ``[N, HV, K, V]``. ``wyvern::shared_summary`` is the former of a problem with ``chunk_size`` and
 ``segment_chunks``, and gives a list: the summary, ``segment_M`` and ``segment_R``; ``wyvern::resume`` is the forward
-pass with these two fields that takes the two tensors behind its inputs. Of q forwards and of v backwards the sizes count alone. ``wyvern::fold`` makes of
+pass with these two fields that takes the two tensors behind its inputs. Of q forwards and of v backwards the sizes
+count alone. ``wyvern::fold`` makes of
 such ``summaries`` ``[ranges, ..., K, V or V + K]`` the states ``[ranges, ..., K, V]`` that enter each range, with
 ``reverse`` the gradients of those that leave it.
 """
