@@ -195,6 +195,25 @@ TEST(Plans, NormalizeOInTheForwardKernel) {
             (std::vector<std::string>{"delta_forward", "output_norm"}));
 }
 
+/// With a gate a channel too, where it costs less than a kernel of its own.
+TEST(Plans, NormalizeOInTheForwardKernelOfAGateAChannel) {
+  Problem p = gated(true);
+  p.op = "kda";
+  p.H = p.HV = 96, p.K = p.V = 128;
+  p.T = 8192;
+  p.packed = false;
+  p.output_norm = Activation::sigmoid;
+  const Target target = cuda_target("sm_90a");
+  EXPECT_EQ(names(default_plan(p, target)), (std::vector<std::string>{"kda_forward_norm"}));
+  p.keep_output = true;
+  EXPECT_EQ(names(default_plan(p, target)),
+            (std::vector<std::string>{"kda_forward", "output_norm"}));
+  // Decayed rows need the range of bf16.
+  p.keep_output = false;
+  p.dtype = p.beta_dtype = DType::fp16;
+  EXPECT_EQ(names(default_plan(p, target)).back(), "output_norm");
+}
+
 /// Every backward plan is that of the problem without the norm, between a first step that alone
 /// reads the caller's do and a last one that sums the weight's gradient.
 TEST(Plans, TakeTheGradientOfTheNormInFrontOfTheBackwardPass) {

@@ -7,6 +7,7 @@
 
 #include "templates/cost.hpp"
 #include "templates/cuda_contract.hpp"
+#include "templates/layer/stages.hpp"
 
 namespace wyvern::hopper {
 
@@ -14,6 +15,22 @@ namespace wyvern::hopper {
 inline Cover when(Cover cover, const Presence& flags) {
   cover.only_when = flags;
   return cover;
+}
+
+/// Has a kernel whose last cover writes o, all columns of V in a block, normalize o too.
+inline Template with_output_norm(Template t) {
+  t.constants.push_back(constant::NORM_SILU);
+  t.strided.push_back("norm_gate");
+  t.covers.back().rename = {{"o", "o_raw"}};
+  t.covers.push_back(stages::output_norm);
+  return t;
+}
+
+/// Empty, or why it cannot.
+inline std::string norm_problem(const Spec& s) {
+  if (s.KEEP_OUTPUT) return "it does not write o before the norm";
+  if (s.V == s.BV) return {};
+  return fmt::format("V={} is not BV={}: a block must have whole rows of o", s.V, s.BV);
 }
 
 /// x [tokens, heads, width] of `type` as panels whose rows fill the swizzle's 128 bytes; one TMA

@@ -136,6 +136,30 @@ TEST_F(Spills, WholeForwardPassOfAGateAChannelHasAtMostTwo) {
       }
 }
 
+/// With the norm of o a thread is at most four registers more short than without, with states of
+/// its own, in a pool, and with checkpoints.
+TEST_F(Spills, WholeForwardPassOfAGateAChannelHasFewMoreWithTheNormOfO) {
+  const Config blocks{{"BV", std::int64_t{128}}, {"num_stages", std::int64_t{9}}};
+  std::uint64_t turn = 0;
+  for (const std::int64_t K : {64, 128})
+    for (const bool all : {false, true})
+      for (const bool bounded : {false, true})
+        for (const int states : {0, 1, 2}) {
+          if ((bounded && !all) || !testing::is_tried(turn++, 3)) continue;
+          Problem p = forward("kda", K, 128, all);
+          if (!bounded) p.lower_bound.reset();
+          if (states == 1) {
+            p.initial_state = p.output_final_state = false;
+            p.inplace_state = p.state_index = p.has_initial_state = true;
+          }
+          if (states == 2) p.checkpoint_every = 64;
+          const std::int64_t plain = spilled("kda_forward.hopper", p, blocks);
+          p.output_norm = all ? Activation::sigmoid : Activation::silu;
+          EXPECT_LE(spilled("kda_forward_norm.hopper", p, blocks), plain + 16)
+              << K << all << bounded << states;
+        }
+}
+
 /// With K = 256 states are twenty numbers short, as in the pass without segments; else a thread is
 /// at most three.
 TEST_F(Spills, PassesOverSegmentsOfAGateAHeadHaveFew) {

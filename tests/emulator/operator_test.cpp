@@ -462,6 +462,44 @@ TEST_F(EmulatedOperator, OneKernelNormalizesOutputs) {
     }
 }
 
+/// The same with a gate a channel, bounded and not: shares of sequences and their overlaps, a last
+/// slice of one token.
+TEST_F(EmulatedOperator, OneKernelOfAGateAChannelNormalizesOutputs) {
+  for (const Activation activation : {Activation::silu, Activation::sigmoid})
+    for (const Gate gate : {Gate::typical, Gate::very_negative, Gate::zero}) {
+      const bool bounded = (activation == Activation::silu) == (gate == Gate::typical);
+      SCOPED_TRACE(to_string(gate) + " " + std::string(to_string(activation)));
+      Problem p = base({"kda", Pass::forward});
+      p.K = bounded ? 128 : 64, p.V = 128;
+      p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = p.has_A_log = bounded;
+      if (bounded) p.lower_bound = -5.0F;
+      p.initial_state = p.output_final_state = p.packed = bounded;
+      p.T = 81;
+      p.output_norm = activation;
+      const OperatorData data =
+          make_data(p, gate, 21, bounded ? Lengths{330, 0, 64, 1100, 1} : Lengths{});
+      const auto plan = plan_with(device(), data.problem, "kda_forward_norm.hopper");
+      ASSERT_TRUE(plan.has_value());
+      check_strided_rows(prepare(data.problem, *plan), data);
+    }
+}
+
+/// Null slots of a pool among them: their rows are 0 whatever their gates hold.
+TEST_F(EmulatedOperator, OneKernelOfAGateAChannelNormalizesOutputsOfAPool) {
+  for (const bool checkpoints : {false, true}) {
+    SCOPED_TRACE(checkpoints);
+    Problem p = base({"kda", Pass::forward});
+    p.H = 1, p.HV = 2, p.K = p.V = 128;
+    p.g_dtype = DType::bf16;
+    p.output_norm = Activation::sigmoid;
+    if (checkpoints) p.checkpoint_every = 64;
+    const OperatorData data = pool_data(p, Gate::typical, 34, {70, 3, 130, 17, 1, 64, 0, 33});
+    const auto plan = plan_with(device(), data.problem, "kda_forward_norm.hopper");
+    ASSERT_TRUE(plan.has_value());
+    check_strided_rows(prepare(data.problem, *plan), data);
+  }
+}
+
 /// Strided rows of tokens, as slices of a projection have them: one sequence after the other of a
 /// batch, sequences that end inside a chunk.
 TEST_F(EmulatedOperator, OneKernelTakesStridedRows) {

@@ -598,6 +598,11 @@ bool is_of_kda_pass(const Template& t) {
 
 }  // namespace
 
+/// Whether its blocks have whole rows of o, which they normalize.
+bool has_whole_rows(const Template& t) {
+  return t.id() == "delta_forward_norm.hopper" || t.id() == "kda_forward_norm.hopper";
+}
+
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
@@ -625,9 +630,8 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool scans = t.source.starts_with("forward/kda_fwd_h_o/");
   const bool prepared = scans || t.source.starts_with("forward/kda_prepare/");
   const bool one_kernel = t.source.starts_with("forward/kda_forward/");
-  if (t.id() == "delta_forward_norm.hopper" &&
-      (problem.V != 128 || problem.K > 128 ||
-       (problem.dtype == DType::fp16 && problem.use_qk_l2norm)))
+  if (has_whole_rows(t) && (problem.V != 128 || problem.K > 128 ||
+                            (problem.dtype == DType::fp16 && problem.use_qk_l2norm)))
     return false;
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && !one_kernel)) &&
@@ -644,7 +648,7 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
   Problem p = problem;
   p.K = p.K <= 64 ? 64 : 128;
   if (takes(t, limits, p)) return p;
-  const bool whole_rows = t.id() == "delta_forward_norm.hopper";
+  const bool whole_rows = has_whole_rows(t);
   p.V = p.V <= 64 && !whole_rows ? 64 : 128;
   if (whole_rows && p.dtype == DType::fp16) p.use_qk_l2norm = false;
   if (t.carries_out("recurrent")) {

@@ -5,7 +5,6 @@
 #include "templates/gate/stages.hpp"
 #include "templates/hopper_contract.hpp"
 #include "templates/intra/stages.hpp"
-#include "templates/layer/stages.hpp"
 #include "templates/output/stages.hpp"
 #include "templates/pool_contract.hpp"
 #include "templates/rows/stages.hpp"
@@ -92,9 +91,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
 }
 
 std::string illegal_with_norm(const Spec& s, const Limits& limits) {
-  if (s.KEEP_OUTPUT) return "it does not write o before the norm";
-  if (s.V != s.BV)
-    return fmt::format("V={} is not BV={}: a block must have whole rows of o", s.V, s.BV);
+  if (std::string reason = hopper::norm_problem(s); !reason.empty()) return reason;
   if (std::string reason = illegal(s, limits); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS, true).bytes, limits);
 }
@@ -113,14 +110,6 @@ std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::fwd_o};
-}
-
-/// And the norm of o.
-std::vector<Cover> pass_and_norm() {
-  std::vector<Cover> covers = whole_pass();
-  covers.back().rename = {{"o", "o_raw"}};
-  covers.push_back(stages::output_norm);
-  return covers;
 }
 
 /// What all four kernels share.
@@ -181,11 +170,9 @@ Template one_kernel() {
 Template with_norm() {
   Template t = output_kernel("delta_forward_norm", "hopper.cu");
   t.summary = "The forward pass and the norm of o in one kernel, for a gate a head or none.";
-  t.constants.push_back(constant::NORM_SILU);
   t.tunables[1] = {tunable::BV, cuda::integers({128})};
   t.tensor_maps.push_back({.name = "norm_gate_map", .argument = "norm_gate", .view = outputs});
-  t.strided.push_back("norm_gate");
-  t.covers = pass_and_norm();
+  t.covers = whole_pass();
   t.illegal = illegal_with_norm;
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return 1.5 * hopper::split_scan_cost({0, chunk_time(s)}, splits(s, w.extents, limits), 16, s, w,
@@ -195,7 +182,7 @@ Template with_norm() {
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
     return launch(s, blocks(s, e, limits), true);
   };
-  return t;
+  return hopper::with_output_norm(std::move(t));
 }
 
 /// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last; with

@@ -93,7 +93,7 @@ struct NormOutput {
         float y[2];
 #pragma unroll
         for (int n = 0; n < 2; ++n)
-          y[n] = gated(x.x[8 * j + 2 * i + n] * (of_row.at[n] * weights[i % 2]), z.at[n]);
+          y[n] = gated<S>(x.x[8 * j + 2 * i + n] * (of_row.at[n] * weights[i % 2]), z.at[n]);
         pairs[i] = pack<DTYPE>(y[0], y[1]);
       }
       sm90::store_matrix_x4_transposed(sm90::matrices_at(tile, 2 * j), pairs);
@@ -104,12 +104,6 @@ struct NormOutput {
   }
 
  private:
-  /// An element that is 0 stays 0 for any gate.
-  WYVERN_DEVICE static float gated(float x, float z) {
-    const float open = reciprocal_fast(1.0f + exp2_fast(z * -kLog2E));
-    return x == 0.0f ? 0.0f : x * (S::NORM_SILU ? z * open : open);
-  }
-
   /// Where the squares of a row's columns are summed: by warps of both consumers, in chunks of
   /// either parity.
   WYVERN_DEVICE static float* squares_of(const Block& b, int chunk) {

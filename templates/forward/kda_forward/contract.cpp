@@ -47,6 +47,12 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 
+std::string illegal_with_norm(const Spec& s, const Limits& limits) {
+  if (std::string reason = hopper::norm_problem(s); !reason.empty()) return reason;
+  if (std::string reason = illegal(s, limits); !reason.empty()) return reason;
+  return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS, true).bytes, limits);
+}
+
 /// A chunk in a block of 64 or 128 columns of V (one H200, 2026-11-26; means of fast and slow
 /// decay), after a start in which the load warpgroups prepare the first slices.
 cost::Pace pace(const Spec& s) {
@@ -60,6 +66,9 @@ cost::Pace segment_pace(const Spec& s) {
 }
 /// Microseconds of all segment maps with fast decay, where they are 0.
 constexpr double kDecayed = 30;
+/// How much longer a chunk takes with the norm of o. Not measured: by the instructions of the
+/// epilogue, which share four schedulers with the prep warps that set the pace.
+constexpr double kNormFactor = 1.08;
 /// Chunks of a split's overlap with fast decay: one, and the time of two to find its length.
 constexpr int kOverlap = 3;
 
@@ -79,7 +88,7 @@ std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
       stages::kda_fwd_o};
 }
 
-/// What all three kernels share.
+/// What all four kernels share.
 Template scan_kernel(std::string name, std::string source) {
   Template t;
   t.name = std::move(name);
@@ -124,10 +133,10 @@ Template output_kernel(std::string name, std::string source) {
   return t;
 }
 
-Geometry launch(const Spec& s, std::int64_t blocks) {
+Geometry launch(const Spec& s, std::int64_t blocks, bool normalizes = false) {
   return Geometry{.grid = {blocks, 1, 1},
                   .threads = threads(s.BV, s.num_stages),
-                  .shared_bytes = HopperLayout(s, s.CHECKPOINTS).bytes};
+                  .shared_bytes = HopperLayout(s, s.CHECKPOINTS, normalizes).bytes};
 }
 
 /// Hopper: one block BV columns of V of a sequence and value head.
@@ -143,6 +152,25 @@ Template one_kernel() {
     return launch(s, hopper::unsplit_blocks(s, e) * splits(s, e, limits));
   };
   return t;
+}
+
+/// Hopper: the same with the norm of o, one block a sequence and value head.
+Template with_norm() {
+  Template t = output_kernel("kda_forward_norm", "hopper.cu");
+  t.summary = "The forward pass and the norm of o in one kernel, for a gate a key channel.";
+  t.tunables[1] = {tunable::BV, cuda::integers({128})};
+  t.covers = whole_pass();
+  t.illegal = illegal_with_norm;
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    cost::Pace slower = pace(s);
+    slower.chunk *= kNormFactor;
+    return hopper::split_scan_cost(slower, splits(s, w.extents, limits), kOverlap, s, w, limits);
+  };
+  t.additional = {hopper::slots_read({constant::INPLACE_STATE})};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    return launch(s, hopper::unsplit_blocks(s, e) * splits(s, e, limits), true);
+  };
+  return hopper::with_output_norm(std::move(t));
 }
 
 /// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last; with
@@ -184,6 +212,6 @@ Template resume() {
 
 }  // namespace
 
-std::vector<Template> contract() { return {one_kernel(), segment(), resume()}; }
+std::vector<Template> contract() { return {one_kernel(), with_norm(), segment(), resume()}; }
 
 }  // namespace wyvern::kda_forward

@@ -35,6 +35,9 @@ struct HopperLayout {
   cuda::ArrayPlace decay, beta, erase, key, query;
   cuda::ArrayPlace bias;    ///< dt_bias in the gate's form
   cuda::ArrayPlace output;  ///< 16 x 16 elements a warp
+  /// With the norm of o, for two slices: the gate's input, eight columns of a row after another;
+  /// and sums of squares of a row's columns by warp.
+  cuda::ArrayPlace gate, squares;
   /// With checkpoints, one a stage: 1 + the row of the checkpoint at the slice's end, or 0.
   cuda::ArrayPlace checkpoint;
   cuda::ArrayPlace block;  ///< a copy of the `Block`, for warps with few registers
@@ -42,7 +45,7 @@ struct HopperLayout {
   cuda::sm90::BarrierPlace tiles_full, slice_full, empty;
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s, bool checkpoints = false) {
+  constexpr explicit HopperLayout(const S& s, bool checkpoints = false, bool normalizes = false) {
     const int stages = static_cast<int>(s.num_stages);
     cuda::LayoutBuilder at;
     rows = cuda::sm90::swizzled_tile(at, 2 * kSlice, s.K, s.DTYPE);
@@ -59,6 +62,10 @@ struct HopperLayout {
     at.bytes = first + stages * factors * 4;
     bias = at.array(s.K);
     output = at.array(kSlice * s.BV, s.DTYPE);
+    if (normalizes) {
+      gate = at.array(2 * kSlice * s.BV, s.DTYPE);
+      squares = at.array(2 * kSlice * s.BV / 16);
+    }
     if (checkpoints) checkpoint = at.array(stages, DType::int32);
     block = at.array(kBlockWords, DType::int32);
     tiles_full = cuda::sm90::barriers(at, stages);

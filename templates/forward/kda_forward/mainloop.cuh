@@ -93,13 +93,21 @@ struct KdaForward {
 
   WYVERN_DEVICE bool idle(int) const { return false; }
 
+  WYVERN_DEVICE auto output() const {
+    if constexpr (kNormalizes)
+      return NormOutput<Spec>{
+          {p.o, p.o_stride}, {p.norm_gate, p.norm_gate_stride}, p.norm_weight, p.e.norm_eps};
+    else
+      return PlainOutput{{p.o, p.o_stride}};
+  }
+
   WYVERN_DEVICE void mma(int consumer) const {
     const Block b = recall();
     TransposedState state{b, consumer * kColumns, {}, {}, {}, {}, {}};
     Io::load(*this, state);
     if constexpr (kQueries) {
       if (b.tokens > 0)
-        mainloop(state, {p.o, p.o_stride},
+        mainloop(state, output(),
                  [&](int row) { sm90::write_checkpoint<Spec>(*this, state, row, 1.0f); });
     } else {
       mainloop(state);

@@ -7,6 +7,7 @@
 #include "device/cuda/checkpoints.cuh"
 #include "device/cuda/gate.cuh"
 #include "device/cuda/mma.cuh"
+#include "device/cuda/norm_rows.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/scheduler.cuh"
 #include "device/cuda/sm90/slice.cuh"
@@ -22,7 +23,9 @@ using kda_forward::kSlice;
 constexpr bool kQueries = Scheduler::kOutput;
 /// Whether states inside the sequence are written: at multiples of 16 tokens, where slices end.
 constexpr bool kCheckpoints = Scheduler::kCheckpoints;
-constexpr kda_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints};
+/// Whether the output is normalized and gated: of templates that cover output_norm.
+constexpr bool kNormalizes = kHasNorm<Spec>;
+constexpr kda_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints, kNormalizes};
 constexpr int kStages = num_stages;
 constexpr int kConsumers = BV / kColumns;  ///< warpgroups
 constexpr int kLoadWarpgroups = kda_forward::load_warpgroups(BV, num_stages);

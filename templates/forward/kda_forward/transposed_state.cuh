@@ -2,20 +2,9 @@
 // and their mainloop over slices.
 #pragma once
 
-#include "forward/kda_forward/prepare.cuh"
+#include "forward/kda_forward/output.cuh"
 
 using Transposed = sm90::Accumulator<K>;
-using Columns = sm90::Accumulator<kSlice>;  ///< of V, one for each row of a slice
-
-/// Factors of a slice's rows, for this thread's columns of `Columns`.
-struct RowFactors {
-  Float2 x[2];
-
-  WYVERN_DEVICE explicit RowFactors(const float* from)
-      : x{load<2>(from + Columns::col(0)), load<2>(from + Columns::col(4))} {}
-  /// For element i of `Columns`.
-  WYVERN_DEVICE float of(int i) const { return x[i / 4].at[i % 2]; }
-};
 
 /// The state, and a slice's V' and its output from the state.
 struct TransposedState {
@@ -82,14 +71,18 @@ struct TransposedState {
     return x;
   }
 
-  /// Updates the state by a slice's V', and starts the rest of its output.
-  WYVERN_DEVICE void update_and_output(int buffer, sm90::FragmentA<Operand, kSlice>& update) {
+  /// Updates the state by a slice's V', and starts the rest of its output. Calls meanwhile() before
+  /// it waits for the state.
+  template <class Meanwhile>
+  WYVERN_DEVICE void update_and_output(int buffer, sm90::FragmentA<Operand, kSlice>& update,
+                                       const Meanwhile& meanwhile) {
     sm90::start_product(state, update, sm90::columns_of(b.updates(buffer)), true);
     if constexpr (!kQueries) {
       sm90::end_products<0>(state, update);
       return;
     }
     sm90::start_product(output, update, sm90::rows_of(b.square(buffer), 0, kSlice));
+    meanwhile();
     sm90::end_products<1>(state);
   }
 
@@ -97,30 +90,6 @@ struct TransposedState {
   WYVERN_DEVICE void add_from_state() {
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) output.x[i] += from_state.x[i];
-  }
-
-  /// Stores a slice's output: a warp its 16 columns, by way of its own shared memory, a lane half a
-  /// row of them.
-  WYVERN_DEVICE void store_output(const RowFactors& query, int slice,
-                                  const TokenRows<DTYPE>& o) const {
-    const int lane = lane_index();
-    const int first = column + warp_index() % 4 * 16;
-    DTYPE* const own = array_at<kLayout.output>(b.shared) + first * kSlice;
-    const auto piece = [&](int row, int half) {
-      return own + row * 16 + (half ^ (row / 4 % 2)) * 8;
-    };
-    uint32 packed[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      packed[i] =
-          pack<DTYPE>(output.x[2 * i] * query.of(2 * i), output.x[2 * i + 1] * query.of(2 * i + 1));
-    sync_warp();
-    sm90::store_matrix_x4_transposed(piece(lane / 16 * 8 + lane % 8, lane / 8 % 2), packed);
-    sync_warp();
-    const int row = slice * kSlice + lane / 2;
-    if (row >= b.tokens) return;
-    store_vector(o.row(b.token + row) + b.head * V + b.tile * BV + first + lane % 2 * 8,
-                 load<8>(piece(lane / 2, lane % 2)));
   }
 };
 
@@ -135,27 +104,31 @@ WYVERN_DEVICE void prologue(TransposedState& s, const Position& at) {
 
 /// The consumer's mainloop. Products of a slice overlap those of the next one.
 /// write_checkpoint(row) writes the state to a row of `checkpoints`.
-template <class WriteCheckpoint>
-WYVERN_DEVICE void mainloop(TransposedState& s, const TokenRows<DTYPE>& o,
+template <class Output, class WriteCheckpoint>
+WYVERN_DEVICE void mainloop(TransposedState& s, const Output& to,
                             const WriteCheckpoint& write_checkpoint) {
   const Block& b = s.b;
   const int slices = b.slices();
   const int overlap = b.overlap * (kChunk / kSlice);
   Position at;
+  to.start(b, s.column, overlap);
   prologue(s, at);
 #pragma unroll 1
   for (int i = 0; i < slices; ++i) {
     const int buffer = at.buffer;
     const RowFactors query(b.factors<kLayout.query>(buffer));
     sm90::FragmentA<Operand, kSlice> update(s.scaled_values(buffer));
-    s.update_and_output(buffer, update);
+    s.update_and_output(buffer, update, [&] {
+      if (i > overlap) to.finish(b, s.column, i - 1);
+    });
     if constexpr (kCheckpoints)
       if (const int row = *b.checkpoint(buffer); row != 0) write_checkpoint(row - 1);
     at.advance();
     if (i + 1 == slices) {
       sm90::end_products<0>(s.output, update);
       s.add_from_state();
-      s.store_output(query, i, o);
+      to.store(b, s.column, s.output, query, i);
+      to.finish(b, s.column, i);
       break;
     }
     sm90::FragmentA<Operand, K> packed(s.state);
@@ -164,7 +137,7 @@ WYVERN_DEVICE void mainloop(TransposedState& s, const TokenRows<DTYPE>& o,
     sm90::end_products<1>(s.output, update);
     sm90::hand_over(b.empty(buffer));
     s.add_from_state();
-    if (i >= overlap) s.store_output(query, i, o);
+    if (i >= overlap) to.store(b, s.column, s.output, query, i);
     s.decay(at.buffer);
     s.compute_values(at.buffer, packed);
   }
@@ -180,7 +153,7 @@ WYVERN_DEVICE void mainloop(TransposedState& s) {
   for (int i = 0; i < slices; ++i) {
     const int buffer = at.buffer;
     sm90::FragmentA<Operand, kSlice> update(s.scaled_values(buffer));
-    s.update_and_output(buffer, update);
+    s.update_and_output(buffer, update, [] {});
     sm90::hand_over(b.empty(buffer));
     at.advance();
     if (i + 1 == slices) break;

@@ -22,28 +22,6 @@ struct Row {
   bool active;
 };
 
-WYVERN_DEVICE void add_squares(const Part& x, float& sum) {
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    const float value = to_float(x.at[j]);
-    sum = fused_multiply_add(value, value, sum);
-  }
-}
-
-/// An element that is 0 stays 0 for any gate: rows of null sequences are 0, and their gates were
-/// never written.
-WYVERN_DEVICE Part gated(const Part& x, const Part& z, const Weights& weights, float rstd) {
-  Part y;
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    const float value = to_float(x.at[j]), gate = to_float(z.at[j]);
-    const float sigmoid = reciprocal_fast(1.0f + exp2_fast(gate * -1.44269504f));
-    const float open = NORM_SILU ? gate * sigmoid : sigmoid;
-    y.at[j] = from_float<DTYPE>(value == 0.0f ? 0.0f : value * rstd * weights.at[j] * open);
-  }
-  return y;
-}
-
 WYVERN_KERNEL(kThreads, 0) {
   const int64 rows = e.B * e.T * e.HV;
   const int64 first = int64{block_index()} * (kSideBySide * BC);
@@ -88,7 +66,7 @@ WYVERN_KERNEL(kThreads, 0) {
       for (int v = 0; v < kPerLane; ++v) {
         const int at = column + v * kLanes * kVector;
         if (row[i].active && at < V)
-          store_vector(row[i].to + at, gated(x[i][v], z[i][v], weights[v], rstd));
+          store_vector(row[i].to + at, normalized<Spec>(x[i][v], z[i][v], weights[v], rstd));
       }
     }
   } else {
@@ -103,8 +81,8 @@ WYVERN_KERNEL(kThreads, 0) {
       if (!row.active) continue;
       Weights weights;
       weights.load_from(norm_weight + at);
-      store_vector(row.to + at, gated(load<kVector>(row.from + at), load<kVector>(row.gate + at),
-                                      weights, rstd));
+      store_vector(row.to + at, normalized<Spec>(load<kVector>(row.from + at),
+                                                 load<kVector>(row.gate + at), weights, rstd));
     }
   }
 }
