@@ -252,9 +252,6 @@ void check_short_conv(const Problem& p) {
   check_conv_pool(p);
   if (p.parent && p.output_conv_state)
     bad("output_conv_state", "true", "false with parent: a tree has no one window to end with");
-  if (has_checkpoints(p))
-    bad("short_conv", *p.short_conv,
-        "absent with checkpoints, from which no sequence could go on without the rows before them");
 }
 
 void check_checkpoints(const Problem& p) {

@@ -430,8 +430,6 @@ const std::vector<BadProblem>& bad_problems() {
          decode(p), p.short_conv = 4, p.intermediate_rows = 3;
          p.output_conv_state = p.parent = true, p.output_final_state = false;
        }},
-      {"short_conv is 4 .. absent with checkpoints",
-       [](Problem& p) { p.checkpoint_every = 64, p.short_conv = 4; }},
       {"conv_activation is 1 .. silu (0) or none (2)",
        [](Problem& p) { p.short_conv = 4, p.conv_activation = Activation::sigmoid; }},
       {"conv_dtype is bf16 .. fp32",

@@ -561,6 +561,14 @@ void add_conv_pools(Cases& cases, Pass pass) {
   cases.add("ConvPoolNoTokens",
             [=](Problem& p) { slots(p), p.packed = false, p.B = p.N = 6, p.T = 0; });
   cases.add("ConvPoolNorm", [=](Problem& p) { pool(p), p.output_norm = Activation::silu; });
+  if (pass == Pass::forward && !cases.facts().householder) {
+    cases.add(
+        "ConvPoolCheckpoints", [=](Problem& p) { slots(p), p.checkpoint_every = 64; }, Gate::mixed,
+        lengths);
+    cases.add("ConvCheckpointOffsets", [](Problem& p) {
+      p.short_conv = 4, p.initial_state = p.initial_conv_state = p.checkpoint_offsets = true;
+    });
+  }
   if (recurrent && !cases.facts().householder && cases.facts().beta)
     cases.add("ConvPoolReadOnly", [=](Problem& p) { pool(p), p.disable_state_update = true; });
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engines import prefill, split, update
+from reference import recurrence
 from torch import Tensor
 
 LAYERS = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
+KIMI = "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn"
 FLA = "vllm.third_party.flash_linear_attention.ops"
 K3 = "vllm.models.kimi_k3.nvidia"
 GLM = "vllm.models.glm5next"
@@ -337,6 +340,113 @@ class Glm5NextLinearAttention(_Pluggable):
         return result
 
 
+class _Layer(_Pluggable):
+    """A layer's convolution, delta rule and norm over pages, in float64, sequence by sequence."""
+
+    prefix = "layers.0"
+
+    def __init__(
+        self, weight: Tensor, A_log: Tensor, dt_bias: Tensor, norm_weight: Tensor, pages: list[Tensor], eps: float
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.conv1d = SimpleNamespace(weight=weight[:, None], bias=None)
+        self.A_log = torch.nn.Parameter(A_log)
+        self.dt_bias = torch.nn.Parameter(dt_bias)
+        self.norm = SimpleNamespace(
+            weight=norm_weight, bias=None, eps=eps, activation="silu", norm_before_gate=True, group_size=None
+        )
+        self.kv_cache = pages
+        self.warmed = 0
+
+    def _warmup_prefill_kernels(self, rows: Tensor, width: int) -> None:
+        self.warmed += 1
+
+    def _core(self, x: Tensor, g: Tensor, beta: Tensor, out: Tensor, **gates: Any) -> None:
+        """gates: what the recurrence calls options, beyond A_log, dt_bias and norms."""
+        step = sys.modules["vllm.forward_context"].get_forward_context().attn_metadata
+        if step is None:
+            return
+        step = step[self.prefix]
+        pool, windows = self.kv_cache[1], self.kv_cache[0]
+        windows = windows if windows.shape[-2] == x.shape[-1] else windows.mT
+        taps = self.conv1d.weight[:, 0].double()
+        before = taps.shape[1] - 1
+        for rows, slots, accepted, starts in self._sequences(step):
+            if not len(rows):
+                continue
+            first = slots[accepted - 1] if accepted else slots[0]
+            if first <= 0:
+                out[rows] = 0
+                continue
+            at = accepted - 1 if accepted else 0
+            window = windows[slots[0]][:, at : at + before].double() if starts else torch.zeros(len(taps), before)
+            state = pool[first].double() if starts else torch.zeros(pool.shape[1:], dtype=torch.float64)
+            columns = torch.cat([window, x[rows].double().mT], 1)
+            y = F.silu(torch.nn.functional.conv1d(columns[None].double(), taps[:, None], groups=len(taps))[0].mT)
+            y = y.to(x.dtype)
+            for t, row in enumerate(rows):
+                o, after = recurrence(
+                    *(one.double() for one in split(y[t : t + 1], pool)), g[None, row, None].double(),
+                    beta[None, row, None].double(), initial_state=state[None], v_first=True, l2norm=True, gate=True,
+                    beta_sigmoid=True, A_log=self.A_log.double(), **gates,
+                )  # fmt: skip
+                state = after[0]
+                out[row] = o[0, 0]
+                if accepted:
+                    pool[slots[t]] = state.to(pool.dtype)
+            if accepted:  # the older columns of the window, then the drafts
+                windows[slots[0]][:, : before - 1 + len(rows)] = columns[:, 1:].to(windows.dtype)
+            else:
+                pool[slots[0]] = state.to(pool.dtype)
+                windows[slots[0]][:, :before] = columns[:, -before:].to(windows.dtype)
+
+    def _sequences(self, step: Any) -> Any:
+        """(rows, slots, tokens accepted before or 0, whether a state and a window are there)."""
+        drafts = step.spec_sequence_masks is not None
+        if step.non_spec_query_start_loc is not None:
+            ends = step.non_spec_query_start_loc.tolist()
+            rows = step.non_spec_token_indx.tolist() if drafts else range(ends[-1])
+            for n, slot in enumerate(step.non_spec_state_indices_tensor.tolist()):
+                starts = step.num_prefills == 0 or bool(step.has_initial_state[n])
+                yield list(rows[ends[n] : ends[n + 1]]), [slot], 0, starts
+        if drafts:
+            ends, rows = step.spec_query_start_loc.tolist(), step.spec_token_indx.tolist()
+            for n in range(step.num_spec_decodes):
+                slots = step.spec_state_indices_tensor[n].tolist()
+                yield rows[ends[n] : ends[n + 1]], slots, int(step.num_accepted_tokens[n]), True
+
+    def _normalized(self, o: Tensor, gate: Tensor, activation: str) -> Tensor:
+        act = {"silu": F.silu, "sigmoid": torch.sigmoid}[activation]
+        normed = F.rms_norm(o.double(), o.shape[-1:], self.norm.weight.double(), self.norm.eps)
+        return (normed * act(gate.double())).to(o.dtype)
+
+
+class QwenGatedDeltaNetAttention(_Layer):
+    def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
+        self._core(mixed_qkv, a, b, core_attn_out, dt_bias=self.dt_bias.double())
+
+    def _forward_core_fused_norm(
+        self, mixed_qkv: Tensor, b: Tensor, a: Tensor, output_gate: Tensor, core_attn_out: Tensor
+    ) -> None:  # fmt: skip
+        o = core_attn_out.double()
+        self._core(mixed_qkv, a, b, o, dt_bias=self.dt_bias.double())
+        core_attn_out.copy_(self._normalized(o, output_gate, self.norm.activation))
+
+
+class KimiGatedDeltaNetAttention(_Layer):
+    gate_lower_bound: float | None = -5.0
+
+    @property
+    def o_norm(self) -> Any:
+        return SimpleNamespace(weight=self.norm.weight, bias=None, eps=self.norm.eps, activation="sigmoid")
+
+    def _forward(self, mixed_qkv: Tensor, g1: Tensor, g2: Tensor, beta: Tensor, core_attn_out: Tensor) -> None:
+        o = core_attn_out[0].double()
+        dt_bias = self.dt_bias.double().view(o.shape[1:])
+        self._core(mixed_qkv, g1[0], beta[0], o, dt_bias=dt_bias, lower_bound=self.gate_lower_bound)
+        core_attn_out[0] = self._normalized(o, g2, "sigmoid")
+
+
 # The modules, and what each calls the functions above.
 MODULES: dict[str, dict[str, Any]] = {
     "vllm._custom_ops": {
@@ -350,8 +460,10 @@ MODULES: dict[str, dict[str, Any]] = {
     LAYERS: {
         "fi_chunk_gated_delta_rule": fi_chunk_gated_delta_rule,
         "ChunkGatedDeltaRule": ChunkGatedDeltaRule,
+        "QwenGatedDeltaNetAttention": QwenGatedDeltaNetAttention,
         "fused_sigmoid_gating_delta_rule_update": fused_sigmoid_gating_delta_rule_update,
     },
+    KIMI: {"KimiGatedDeltaNetAttention": KimiGatedDeltaNetAttention},
     FLA: {
         "chunk_gated_delta_rule": chunk_gated_delta_rule,
         "fused_recurrent_gated_delta_rule": fused_recurrent_gated_delta_rule,

@@ -112,7 +112,8 @@ def test_packs_with_short_and_empty_sequences(function: Any, given: str, device:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_slices_of_one_row_go_on(dtype: torch.dtype, device: str) -> None:
-    """q, k and v of a token side by side, as one projection gives them; in two calls as in one."""
+    """q, k and v of a token side by side, as one projection gives them; in two calls as in one, of which the second
+    may go on from a checkpoint of the first."""
     B, T, H, HV, K, V = 2, 150, 2, 4, 32, 16
     sizes = [H * K, H * K, HV * V]
     rows = torch.randn(B, T, sum(sizes), device=device).to(dtype)
@@ -127,7 +128,9 @@ def test_slices_of_one_row_go_on(dtype: torch.dtype, device: str) -> None:
             batch_invariant=True, conv_weight=weight, output_conv_state=True, **given,
         )  # fmt: skip
 
-    whole, first = run(0, T), run(0, 64)
+    checkpoints = torch.full((2 * B, HV, K, V), float("nan"), device=device)
+    whole, first = run(0, T, checkpoint_every=64, checkpoints=checkpoints), run(0, 64)
+    assert torch.equal(checkpoints[[0, 2]], first[1])
     rest = run(64, T, initial_state=first[1], initial_conv_state=first[2])
     assert torch.equal(torch.cat([first[0], rest[0]], 1), whole[0])
     assert torch.equal(rest[1], whole[1]) and torch.equal(rest[2], whole[2])
@@ -443,10 +446,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
     ),
     "pool's dtype": (
         IN_PLACE | {"conv_state": torch.zeros(2, 96, 3).half()}, TypeError, "conv_state is torch.float16",
-    ),
-    "checkpoints": (
-        {"checkpoint_every": 64, "checkpoints": torch.zeros(2, 2, 32, 16)}, ValueError,
-        "conv_weight is given; it must be None with checkpoints",
     ),
 }  # fmt: skip
 

@@ -1039,7 +1039,11 @@ def test_a_buffer_that_does_not_fit_is_declined(vllm: SimpleNamespace, wrong: st
 
 @pytest.mark.parametrize("name", wyvern.vllm._METHODS)
 def test_methods_are_vllms(name: str) -> None:
-    path, _, described, served = wyvern.vllm._METHODS[name]
+    path, methods = wyvern.vllm._METHODS[name]
     kind = defined(source_of(path), ast.ClassDef, name)
-    (own,) = [one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == described]
-    assert not unknown(served, parameters_of(own))
+    for method, (described, served) in methods.items():
+        own = {one.name: one for one in kind.body if isinstance(one, ast.FunctionDef)}
+        assert not unknown(served, parameters_of(own[described]))
+        if served.whole:
+            (made,) = inspect.signature(getattr(getattr(fake_vllm, name), method)).parameters.keys(),
+            assert list(made) == list(parameters_of(own[method]))

@@ -19,7 +19,7 @@ from .distributed._exchange import ContextError
 
 # What an operator raises before anything ran. A device that failed or has no memory left is not among
 # them: the library's own kernels would fail there too, and say less.
-_DECLINED = (TypeError, ValueError, RuntimeError)
+DECLINED = (TypeError, ValueError, RuntimeError)
 _FAILED = (torch.OutOfMemoryError, torch.AcceleratorError, ContextError)
 
 
@@ -39,7 +39,7 @@ class Counts(_report.Counts):
             result = function(*args, **kwargs)
         except _FAILED:
             raise
-        except _DECLINED as error:
+        except DECLINED as error:
             if getattr(error, "while_exchanging", False):
                 raise ContextError(str(error)) from error
             self.declined(function.__name__, str(error))

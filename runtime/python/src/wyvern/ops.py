@@ -229,8 +229,8 @@ def chunk_gated_delta_rule(
         conv_weight: ``[C, W]``, W from 2 to 4, in the dtype of q or float32: q, k and v as they are given are
             convolved before all else, each of their C = H K + H K + HV V channels (q's, then k's, then v's) by
             itself: row t becomes ``act(conv_bias + sum(conv_weight[:, i] * row[t - W + 1 + i]))``, rounded to
-            the dtype of q. Gates and beta are not convolved. With ``state`` it needs ``conv_state``; it does not
-            go with ``checkpoints``.
+            the dtype of q. Gates and beta are not convolved. With ``state`` it needs ``conv_state``. Who keeps
+            ``checkpoints`` keeps the W - 1 rows before each too: they are the last of q, k and v there.
         conv_bias: ``[C]``, of the same dtype.
         conv_activation: "silu" (or "swish"), or None.
         initial_conv_state: ``[N, C, W - 1]`` in the dtype of q: the rows before each sequence's first, the
@@ -1406,8 +1406,6 @@ def _check_pool(
             )
         _check_conv_pool(problem, pool, inputs)
     convolved = inputs.conv_weight is not None
-    if convolved and "checkpoints" in tensors:
-        raise ValueError("conv_weight is given; it must be None with checkpoints, which keeps no rows")
     if "intermediate_states" in tensors and convolved != ("intermediate_conv_states" in tensors):
         name, other = ("intermediate_conv_states", "conv_weight")
         name, other = (name, other) if convolved else (other, name)

@@ -16,11 +16,15 @@ prefill and drafts are served, and decoding with ``kda_decode_backend=triton``; 
 convolves and normalizes in the same launch, is served where the batch is to be invariant, and else counted as
 declined.
 
-Layers call functions of vLLM's modules, which are replaced by name in all modules that have them, and two
-classes, of which vLLM's registry of out-of-tree layers has subclasses: ``ChunkGatedDeltaRule``, and
-``Glm5NextLinearAttention``, whose method calls FlashKDA. That is done when vLLM imports these modules, so
-nothing is imported and no CUDA is initialized before. What Wyvern declines goes to vLLM's own function.
-WYVERN_VLLM=0 keeps Wyvern out of a process; so does vLLM's own VLLM_PLUGINS.
+Qwen's and Kimi Linear's layers are served from their projections on: convolution, delta rule and, in
+Kimi Linear and where Qwen3.5 verifies drafts, the norm are one call for prompts and one for tokens that
+decode, which read and write vLLM's pages in place (_vllm_layers.py).
+
+Other layers call functions of vLLM's modules, which are replaced by name in all modules that have them.
+Methods are replaced in subclasses, which vLLM's registry of out-of-tree layers has: those of the layers
+above, of ``ChunkGatedDeltaRule``, and of ``Glm5NextLinearAttention``, which calls FlashKDA. That is done when
+vLLM imports these modules, so nothing is imported and no CUDA is initialized before. What Wyvern declines goes
+to vLLM's own function or method. WYVERN_VLLM=0 keeps Wyvern out of a process; so does vLLM's own VLLM_PLUGINS.
 
 VLLM_BATCH_INVARIANT=1, which vLLM itself refuses for these models, is accepted: all calls are made with
 ``batch_invariant``, chunks of prompts end at multiples of 64 tokens, and a call that would be declined is an
@@ -42,15 +46,16 @@ from ._torch import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from . import _vllm_invariance, ops
+from . import _vllm_invariance, _vllm_layers, ops
 from ._engine import decline_if, decode, packed_heads, place_in
 from ._hooks import after_import, is_installed
-from ._serving import Enabled, Pairs, Report, Switch, replacement
+from ._serving import Enabled, Pairs, Report, Switch, replacement, serving_layer
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "plugin", "report"]
 
 _VARIABLE = "WYVERN_VLLM"
 _LAYERS = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
+_KIMI = "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn"
 # As torch's softplus has it, beyond which it is the identity.
 _THRESHOLD = 20.0
 
@@ -195,7 +200,7 @@ def _prefill(
         use_qk_l2norm_in_kernel=l2norm,
         state_v_first=True,
         cu_seqlens=cu_seqlens,
-        seqlens_hint=None if cu_seqlens is None or invariant else _hint(cu_seqlens, q.shape[1]),
+        seqlens_hint=None if cu_seqlens is None or invariant else _vllm_layers.hint(cu_seqlens, q.shape[1]),
         batch_invariant=invariant,
         out=place_in(out, v),
         **options,
@@ -241,25 +246,6 @@ def _decode_single_tokens(
     )[:, 0]  # fmt: skip
     if state is not None:
         state[single] = pool[1:].to(state.dtype)
-
-
-def _hint(cu_seqlens: Tensor, tokens: int) -> int | None:
-    """``seqlens_hint`` of a prefill by what vLLM's metadata of this step has on the host: how many blocks of
-    tokens the convolution takes of each sequence. None where cu_seqlens is not the metadata's."""
-    context = sys.modules.get("vllm.forward_context")
-    if context is None or not context.is_forward_context_available():
-        return None
-    steps = context.get_forward_context().attn_metadata
-    for layers in steps if isinstance(steps, list) else [steps]:
-        for metadata in (layers or {}).values():
-            if (
-                cu_seqlens is getattr(metadata, "prefill_query_start_loc", None)
-                or cu_seqlens is getattr(metadata, "non_spec_query_start_loc", None)
-            ) and getattr(metadata, "nums_dict", None):
-                size, blocks = next(iter(metadata.nums_dict.items()))
-                longest = min(size * int(blocks["nums"].max()), tokens)
-                return ops.hint_of_uneven(longest, tokens, cu_seqlens.shape[0] - 1)
-    return None
 
 
 def _prefill_of_glm5next(
@@ -515,6 +501,8 @@ class _Served(NamedTuple):
     by: Callable[..., Any]
     fixed: dict[str, Any] = {}  # noqa: RUF012 (nobody changes it)
     names: dict[str, str] = {}  # noqa: RUF012
+    # A method of a layer: where it is declined, vLLM's calls functions that are served.
+    whole: bool = False
 
     def ours(self, name: str) -> str | None:
         """What the function above calls vLLM's argument; None where it has none such."""
@@ -604,11 +592,22 @@ _FUNCTIONS: dict[str, dict[str, _Served | _Declined]] = {
         "fused_recurrent_kda": _Served(_update, {"kda": True}),
     },
 }
-# Classes of vLLM by module, the method of each that is served, and the one that names its arguments.
-_METHODS = {
-    "ChunkGatedDeltaRule": (_LAYERS, "forward", "forward_native", _Served(_prefill)),
+# Classes of vLLM: the module, and the methods that are served, each by the one that names its arguments and by what.
+_METHODS: dict[str, tuple[str, dict[str, tuple[str, _Served]]]] = {
+    "ChunkGatedDeltaRule": (_LAYERS, {"forward": ("forward_native", _Served(_prefill))}),
     "Glm5NextLinearAttention": (
-        f"{_GLM}.common.kda", "_flashkda_prefill", "_flashkda_prefill", _Served(_prefill_of_glm5next),
+        f"{_GLM}.common.kda", {"_flashkda_prefill": ("_flashkda_prefill", _Served(_prefill_of_glm5next))},
+    ),
+    "QwenGatedDeltaNetAttention": (
+        _LAYERS,
+        {
+            name: (name, _Served(_vllm_layers.of_qwen, whole=True))
+            for name in ("_forward_core", "_forward_core_fused_norm")
+        },
+    ),
+    "KimiGatedDeltaNetAttention": (
+        _KIMI,
+        {"_forward": ("_forward", _Served(_vllm_layers.of_kimi, names={"g1": "g", "g2": "norm_gate"}, whole=True))},
     ),
 }  # fmt: skip
 
@@ -621,7 +620,7 @@ def _counted(path: str, name: str) -> str:
 
 def _find() -> Pairs:
     """Has vLLM's modules changed: those that are imported now, others when they are."""
-    paths = {*_FUNCTIONS, *(path for path, *_ in _METHODS.values())}
+    paths = {*_FUNCTIONS, *(path for path, _ in _METHODS.values())}
     if not any(is_installed(path) for path in paths):
         raise ImportError("wyvern.vllm needs vLLM 0.33, whose functions were not found: pip install -U vllm")
     for path in paths:
@@ -638,13 +637,22 @@ def _met(module: ModuleType) -> None:
         if original is not None and not hasattr(original, "__wyvern__"):
             pairs.append((original, _replacement(original, served, _counted(path, name), original)))
     _switch.add(pairs)
-    for name, (where, method, described, served) in _METHODS.items():
+    for name, (where, methods) in _METHODS.items():
         layer = getattr(module, name, None) if where == path else None
-        if layer is not None and name not in _registry():  # another plugin's class stays
-            own = getattr(layer, method)
+        if layer is None or name in _registry():  # another plugin's class stays
+            continue
+        serving = {}
+        for method, (described, served) in methods.items():
+            own = getattr(layer, method, None)
+            if own is None:
+                continue
             counted = _counted(path, method) if method == described else name
             serve = _replacement(own, served, counted, getattr(layer, described, own))
-            layer.register_oot(type(f"Wyvern{name}", (layer,), {method: functools.wraps(own)(serve)}))
+            # What vLLM keeps out of its graphs stays out of them.
+            breaks = getattr(module, "eager_break_during_capture", None) if hasattr(own, "__wrapped__") else None
+            serving[method] = functools.wraps(own)(serve if breaks is None else breaks(serve))
+        if serving:
+            layer.register_oot(type(f"Wyvern{name}", (layer,), serving))
 
 
 def _registry() -> Any:
@@ -657,9 +665,17 @@ def _replacement(
 ) -> Callable[..., Any]:
     """described: the function that names original's arguments."""
     function = served.calling(name, inspect.signature(described))
+    if isinstance(served, _Served) and served.whole:
+        return serving_layer(original, lambda *args, **kwargs: _attempt(function, *args, **kwargs), is_enabled)
     made = replacement(original, function, _switch.counts, is_enabled, _vllm_invariance.may_decline)
     made.__wyvern__ = True  # type: ignore[attr-defined]
     return made
+
+
+@torch.compiler.disable
+def _attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What function makes of a call; None where it is declined, which is counted."""
+    return _switch.counts.attempt(function, *args, **kwargs)[0]
 
 
 _switch = Switch(_find, "vllm")
