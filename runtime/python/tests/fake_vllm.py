@@ -447,6 +447,15 @@ class KimiGatedDeltaNetAttention(_Layer):
         core_attn_out[0] = self._normalized(o, g2, "sigmoid")
 
 
+class KimiK3DeltaAttention(KimiGatedDeltaNetAttention):
+    kda_decode_backend = "triton"
+    kda_prefill_backend = "flashkda"
+    use_recoverssm = False
+
+    def _forward(self, mixed_qkv: Tensor, g1: Tensor, g2: Tensor, beta: Tensor, core_attn_out: Tensor) -> None:
+        super()._forward(mixed_qkv, g1, g2, beta, core_attn_out)
+
+
 # The modules, and what each calls the functions above.
 MODULES: dict[str, dict[str, Any]] = {
     "vllm._custom_ops": {
@@ -476,7 +485,10 @@ MODULES: dict[str, dict[str, Any]] = {
         "fused_recurrent_kda": fla_fused_recurrent_kda,
         "fused_recurrent_kda_fwd": fused_recurrent_kda_fwd,
     },
-    f"{K3}.kda": {"_flashkda_prefill": k3_flashkda_prefill},
+    f"{K3}.kda": {
+        "_flashkda_prefill": k3_flashkda_prefill,
+        "KimiK3DeltaAttention": KimiK3DeltaAttention,
+    },
     f"{K3}.ops.third_party.kda": {
         "chunk_kda_with_fused_gate": k3_chunk_kda_with_fused_gate,
         "fused_recurrent_kda": k3_fused_recurrent_kda,

@@ -51,7 +51,8 @@ def step_of(prompts: list[tuple[int, int, bool]], decoding: list[int], drafts: l
     tokens, drafted = sum(lengths), sum(count for _, count, _ in drafts)
     step = SimpleNamespace(
         num_prefills=len(prompts) + (len(decoding) if drafts else 0), num_decodes=peeled, num_decode_tokens=peeled,
-        num_spec_decodes=len(drafts), num_actual_tokens=tokens + drafted,
+        num_spec_decodes=len(drafts), num_actual_tokens=tokens + drafted, num_spec_decode_tokens=drafted,
+        num_prefill_tokens=tokens - peeled,
         spec_sequence_masks=torch.tensor([True]) if drafts else None, checkpoint=None,
         flashinfer_checkpoint_plan=None, non_spec_query_start_loc=starts, non_spec_state_indices_tensor=slots,
         has_initial_state=goes_on, prefill_query_start_loc=None, prefill_state_indices=None,
@@ -119,6 +120,7 @@ METHODS = [
     ("QwenGatedDeltaNetAttention", "_forward_core"),
     ("QwenGatedDeltaNetAttention", "_forward_core_fused_norm"),
     ("KimiGatedDeltaNetAttention", "_forward"),
+    ("KimiK3DeltaAttention", "_forward"),
 ]
 
 
@@ -151,7 +153,7 @@ def test_a_step(vllm: SimpleNamespace, context: SimpleNamespace, name: str, meth
         step = step_of(*STEPS[kind])
         mine, theirs, given, copied = both(vllm, context, name, method, step, dtype, tokens_first)
         told = wyvern.vllm.report(reset=True)
-        assert told.served == {method.removeprefix("_"): 1} and not told.declined, told
+        assert list(told.served.values()) == [1] and not told.declined, told
         o, wanted = (x["core_attn_out"].view(-1, HV, D)[: step.num_actual_tokens] for x in (given, copied))
         assert o.isfinite().all() and error(o, wanted) < tolerance
         assert given["core_attn_out"].view(-1, HV, D)[step.num_actual_tokens :].isnan().all()
@@ -189,6 +191,65 @@ def test_without_metadata(vllm: SimpleNamespace, context: SimpleNamespace) -> No
         assert layer.warmed == 2 and given["core_attn_out"].isnan().all()
 
 
+def test_runs_of_tokens(vllm: SimpleNamespace, context: SimpleNamespace) -> None:
+    """Kimi K3's drafts and other tokens may each be one run of the step's, which says where it starts."""
+    step = step_of(*STEPS["drafts_and_prompts"])
+    step.non_spec_token_start, step.spec_token_start = step.num_spec_decode_tokens, 0
+    order = torch.arange(step.num_actual_tokens)
+    step.spec_token_indx, step.non_spec_token_indx = order.split(
+        [step.num_spec_decode_tokens, step.num_actual_tokens - step.num_spec_decode_tokens]
+    )
+    mine, theirs, given, copied = both(vllm, context, "KimiK3DeltaAttention", "_forward", step, torch.float32)
+    assert list(wyvern.vllm.report().served.values()) == [1]
+    tokens = step.num_actual_tokens
+    o, wanted = (x["core_attn_out"][0, :tokens] for x in (given, copied))
+    assert error(o, wanted) < 2e-5 and error(mine.kv_cache[1], theirs.kv_cache[1]) < 2e-5
+    assert torch.equal(mine.kv_cache[0], theirs.kv_cache[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "why"),
+    [
+        ("decode", {"kda_decode_backend": "cuda"}, "takes less time"),
+        ("drafts", {"use_recoverssm": True}, "RecoverSSM"),
+        ("prompts", {"batch_invariant": True}, "chunked pass"),
+    ],
+)
+def test_kimi_k3_keeps_what_is_its_own(
+    vllm: SimpleNamespace, context: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, kind: str,
+    changed: dict[str, Any], why: str,
+) -> None:  # fmt: skip
+    if changed.pop("batch_invariant", False):
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    for name, value in changed.items():
+        monkeypatch.setattr(vllm.KimiK3DeltaAttention, name, value)
+    step = step_of(*STEPS[kind])
+    mine, theirs, *_ = both(vllm, context, "KimiK3DeltaAttention", "_forward", step, torch.float32)
+    told = wyvern.vllm.report()
+    assert not told.served and why in str(told.declined) and torch.equal(mine.kv_cache[1], theirs.kv_cache[1])
+
+
+def test_checkpoints_of_kimi_k3(
+    vllm: SimpleNamespace, context: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One a sequence, after the tokens that the step says."""
+    step = step_of([(128, 5, True), (192, 6, False)], [3], [])
+    step.checkpoint = SimpleNamespace(checkpoint_offsets=ints(0, 64, 192))
+    buffer = torch.full((9, HV, D, D), float("nan"))
+    manager = SimpleNamespace(get_simultaneous=lambda *specs: [None, None, buffer, None])
+    engines.install(monkeypatch, "vllm.v1.worker.workspace", current_workspace_manager=lambda: manager)
+    kind = vllm.KimiK3DeltaAttention
+    monkeypatch.setattr(kind, "_flashkda_buffer_specs", [None] * 4, raising=False)
+    monkeypatch.setattr(kind, "_checkpoint_exporter", fake_vllm.Exporter(), raising=False)
+    given = both(vllm, context, kind.__name__, "_forward", step, torch.bfloat16)[2]
+    assert not wyvern.vllm.report().declined
+    (told,) = kind._checkpoint_exporter.exported
+    states = told["recurrent_checkpoint"]
+    assert states.shape[0] == 3 and states[0].isnan().all() and "recurrent_rows" not in told
+    assert torch.equal(told["raw_qkv"], given["mixed_qkv"][: step.num_actual_tokens])
+    assert error(states[2], told["recurrent_state"][6]) < 5e-3
+
+
 def test_checkpoints(vllm: SimpleNamespace, context: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The states that the plan asks for, in vLLM's buffer, and the rows of all tokens in front of them."""
     step = step_of([(128, 5, True), (192, 6, False)], [3], [])
@@ -198,8 +259,8 @@ def test_checkpoints(vllm: SimpleNamespace, context: SimpleNamespace, monkeypatc
     manager = SimpleNamespace(get_simultaneous=lambda spec: [buffer[: spec[0][0]]])
     engines.install(monkeypatch, "vllm.v1.worker.workspace", current_workspace_manager=lambda: manager)
     kind = vllm.QwenGatedDeltaNetAttention
-    kind._checkpoint_buffer_spec = ((9, HV, D, D), torch.float32)
-    kind._checkpoint_exporter = fake_vllm.Exporter()
+    monkeypatch.setattr(kind, "_checkpoint_buffer_spec", ((9, HV, D, D), torch.float32), raising=False)
+    monkeypatch.setattr(kind, "_checkpoint_exporter", fake_vllm.Exporter(), raising=False)
     given = both(vllm, context, kind.__name__, "_forward_core", step, torch.bfloat16)[2]
     assert not wyvern.vllm.report().declined
     (told,) = kind._checkpoint_exporter.exported

@@ -37,13 +37,13 @@ def of_qwen(
     if step is None:  # vLLM measures its memory; states have no pages yet
         layer._warmup_prefill_kernels(mixed_qkv, 0)
         return out
-    plan = step.flashinfer_checkpoint_plan
+    plan, checkpoints = step.flashinfer_checkpoint_plan, None
+    if plan is not None:
+        (states,) = _workspace(layer._checkpoint_buffer_spec)
+        states = states[: plan.num_checkpoints]
+        checkpoints = _Checkpoints(states, {"checkpoint_every": plan.every_n_tokens}, {"recurrent_rows": plan.rows})
     norm = {} if norm_gate is None else _norm_of(layer.norm)
-    _run(
-        _Layer(layer, mixed_qkv, g, beta, norm_gate, out, kda=False, bound=None, norm=norm),
-        step,
-        None if plan is None else _Checkpoints(layer, step, plan),
-    )
+    _run(_Layer(layer, mixed_qkv, g, beta, norm_gate, out, kda=False, bound=None, norm=norm), step, checkpoints)
     return out
 
 
@@ -55,8 +55,44 @@ def of_kimi(layer: Any, *, mixed_qkv: Tensor, g: Tensor, norm_gate: Tensor, beta
     step = _step_of(layer)
     if step is not None:
         norm, bound = _norm_of(layer.o_norm), layer.gate_lower_bound
-        _run(_Layer(layer, mixed_qkv, g[0], beta[0], norm_gate, out[0], kda=True, bound=bound, norm=norm), step)
+        _run(_Layer(layer, mixed_qkv, g[0], beta[0], norm_gate, out[0], kda=True, bound=bound, norm=norm), step, None)
     return out
+
+
+def of_kimi_k3(
+    layer: Any, *, mixed_qkv: Tensor, g: Tensor, norm_gate: Tensor, beta: Tensor, out: Tensor
+) -> Tensor:
+    """``KimiK3DeltaAttention``, as of_kimi has it: but for tokens that decode by vLLM's own kernel, which takes less
+    time, and drafts that RecoverSSM rolls back."""
+    step = _step_of(layer)
+    if step is None:
+        return out
+    invariant = _vllm_invariance.is_on()
+    decline_if(
+        not step.num_prefills
+        and not step.num_spec_decodes
+        and layer.kda_decode_backend != "triton"
+        and not invariant,
+        "vLLM's own kernel takes less time: it is served with VLLM_BATCH_INVARIANT alone",
+    )
+    decline_if(step.num_spec_decodes > 0 and layer.use_recoverssm, "drafts are verified by RecoverSSM")
+    decline_if(
+        invariant and step.num_prefills > 0, "tokens that decode beside prompts would go through the chunked pass"
+    )
+    checkpoints = None
+    if step.checkpoint is not None and layer.kda_prefill_backend == "flashkda":
+        offsets = step.checkpoint.checkpoint_offsets
+        states = _workspace(*layer._flashkda_buffer_specs)[2][: len(offsets)]
+        checkpoints = _Checkpoints(states, {"checkpoint_offsets": offsets}, {})
+    norm, bound = _norm_of(layer.o_norm), layer.gate_lower_bound
+    whole = _Layer(layer, mixed_qkv, g[0], beta[0], norm_gate, out[0], kda=True, bound=bound, norm=norm)
+    _run(whole, step, checkpoints, peeled=False)
+    return out
+
+
+def _workspace(*specs: Any) -> Any:
+    """vLLM's buffers of these shapes and dtypes."""
+    return sys.modules["vllm.v1.worker.workspace"].current_workspace_manager().get_simultaneous(*specs)
 
 
 def _step_of(layer: Any) -> Any:
@@ -122,15 +158,23 @@ class _Part(NamedTuple):
     options: dict[str, Any]
 
 
-def _run(whole: _Layer, step: Any, checkpoints: _Checkpoints | None = None) -> None:
-    """Computes a step's tokens part by part.
+class _Checkpoints(NamedTuple):
+    """The states inside prompts that vLLM's prefix cache wants."""
+
+    states: Tensor
+    when: dict[str, Any]  # the operator's options
+    rows: dict[str, Any]  # which state is which checkpoint's, where they are not in order
+
+
+def _run(whole: _Layer, step: Any, checkpoints: _Checkpoints | None, peeled: bool = True) -> None:
+    """Computes a step's tokens part by part. peeled: tokens that decode beside prompts are a part of their own.
 
     Raises:
         ValueError: a part was declined before anything was written.
         PartError: a part was declined after another had changed its pages, which nothing else can repeat.
     """
     written = False
-    for part in _parts(step, checkpoints):
+    for part in _parts(step, checkpoints, peeled):
         rows, g, beta, gate = (
             x if x is None else x[part.where] if isinstance(part.where, slice) else x.index_select(0, part.where)
             for x in (whole.rows, whole.g, whole.beta, whole.norm_gate)
@@ -148,40 +192,54 @@ def _run(whole: _Layer, step: Any, checkpoints: _Checkpoints | None = None) -> N
         if place is None:
             whole.out.index_copy_(0, part.where, o)
         if checkpoints is not None and part.call is _prompts:
-            checkpoints.export(rows, whole)
+            # vLLM finds the rows before a checkpoint in those of all tokens that are no drafts.
+            pages, drafted = whole.pages(), step.num_spec_decodes > 0
+            whole.layer._checkpoint_exporter.export(
+                step.checkpoint,
+                raw_qkv=rows if drafted else whole.rows[: step.num_actual_tokens],
+                conv_state=pages["conv_state"],
+                recurrent_checkpoint=checkpoints.states,
+                recurrent_state=pages["state"],
+                cu_seqlens=step.non_spec_query_start_loc,
+                **checkpoints.rows,
+            )
 
 
-def _parts(step: Any, checkpoints: _Checkpoints | None) -> Iterator[_Part]:
+def _parts(step: Any, checkpoints: _Checkpoints | None, peeled: bool) -> Iterator[_Part]:
     """Prompts first: what they ask for is declined more often."""
-    tokens, drafted = step.num_actual_tokens, step.spec_sequence_masks is not None
-    decline_if(drafted and step.num_decodes > 0, "tokens decode beside drafts")
-    decoding = 0 if drafted else step.num_decode_tokens if step.num_prefills else tokens
+    tokens, N = step.num_actual_tokens, step.num_spec_decodes
+    decline_if(N > 0 and step.num_decodes > 0, "tokens decode beside drafts")
+    decoding = 0 if N else tokens if not step.num_prefills else step.num_decode_tokens if peeled else 0
     if step.num_prefills:
-        options = {} if checkpoints is None else checkpoints.options
+        start = getattr(step, "non_spec_token_start", None)
         yield _Part(
-            step.non_spec_token_indx if drafted else slice(decoding, tokens),
+            slice(decoding, tokens) if not N
+            else step.non_spec_token_indx if start is None
+            else slice(start, start + step.num_prefill_tokens + step.num_decode_tokens),
             _prompts,
             {
-                "ends": step.prefill_query_start_loc,
-                "state_index": step.prefill_state_indices,
-                "has_initial_state": step.prefill_has_initial_state,
-                **options,
+                "ends": step.prefill_query_start_loc if peeled else step.non_spec_query_start_loc,
+                "state_index": step.prefill_state_indices if peeled else step.non_spec_state_indices_tensor,
+                "has_initial_state": step.prefill_has_initial_state if peeled else step.has_initial_state,
+                **({} if checkpoints is None else checkpoints.when | {"checkpoints": checkpoints.states}),
             },
-        )
+        )  # fmt: skip
     if decoding:
         index = step.non_spec_state_indices_tensor[:decoding]
         yield _Part(slice(0, decoding), _decoded, {"state_index": index})
-    if drafted:
-        N = step.num_spec_decodes
+    if N:
+        start = getattr(step, "spec_token_start", None)
         yield _Part(
-            step.spec_token_indx if step.num_prefills else slice(0, tokens),
+            slice(0, tokens) if not step.num_prefills
+            else step.spec_token_indx if start is None
+            else slice(start, start + step.num_spec_decode_tokens),
             _decoded,
             {
                 "cu_seqlens": step.spec_query_start_loc[: N + 1],
                 "state_index": step.spec_state_indices_tensor[:N],
                 "num_accepted": step.num_accepted_tokens[:N],
             },
-        )
+        )  # fmt: skip
 
 
 def _prompts(
@@ -250,31 +308,6 @@ def _decoded(
         **options,
     )
     return o.view(len(rows), *v.shape[2:])
-
-
-class _Checkpoints:
-    """The states inside prompts that vLLM's prefix cache wants, by the plan of a step for FlashInfer."""
-
-    def __init__(self, layer: Any, step: Any, plan: Any) -> None:
-        workspace = sys.modules["vllm.v1.worker.workspace"].current_workspace_manager()
-        (buffer,) = workspace.get_simultaneous(layer._checkpoint_buffer_spec)
-        self._layer, self._step, self._plan = layer, step, plan
-        self._states = buffer[: plan.num_checkpoints]
-        self.options = {"checkpoint_every": plan.every_n_tokens, "checkpoints": self._states}
-
-    def export(self, rows: Tensor, whole: _Layer) -> None:
-        """Hands them to vLLM, which finds the rows before each in those of all tokens that are no drafts."""
-        step, pages = self._step, whole.pages()
-        every = whole.rows[: step.num_actual_tokens] if step.spec_sequence_masks is None else rows
-        self._layer._checkpoint_exporter.export(
-            step.checkpoint,
-            raw_qkv=every,
-            conv_state=pages["conv_state"],
-            recurrent_checkpoint=self._states,
-            recurrent_state=pages["state"],
-            cu_seqlens=step.non_spec_query_start_loc,
-            recurrent_rows=self._plan.rows,
-        )
 
 
 def hint(cu_seqlens: Tensor, tokens: int) -> int | None:

@@ -13,12 +13,11 @@ or, in a program of one's own, before models are loaded::
 Served are Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi Linear, GLM-5.3-Flash, Ling 3 (Bailing) and others that
 call the same functions: prefill with and without checkpoints, decoding, and verifying drafts. Of Kimi K3
 prefill and drafts are served, and decoding with ``kda_decode_backend=triton``; vLLM's fused decode of KDA, which
-convolves and normalizes in the same launch, is served where the batch is to be invariant, and else counted as
-declined.
+takes less time, is served where the batch is to be invariant, and else counted as declined.
 
-Qwen's and Kimi Linear's layers are served from their projections on: convolution, delta rule and, in
-Kimi Linear and where Qwen3.5 verifies drafts, the norm are one call for prompts and one for tokens that
-decode, which read and write vLLM's pages in place (_vllm_layers.py).
+Layers of Qwen, Kimi Linear and Kimi K3 are served from their projections on: convolution, delta rule and, in
+Kimi's and where Qwen3.5 verifies drafts, the norm are one call for prompts and one for tokens that decode,
+which read and write vLLM's pages in place (_vllm_layers.py).
 
 Other layers call functions of vLLM's modules, which are replaced by name in all modules that have them.
 Methods are replaced in subclasses, which vLLM's registry of out-of-tree layers has: those of the layers
@@ -592,6 +591,7 @@ _FUNCTIONS: dict[str, dict[str, _Served | _Declined]] = {
         "fused_recurrent_kda": _Served(_update, {"kda": True}),
     },
 }
+_KIMI_NAMES = {"g1": "g", "g2": "norm_gate"}
 # Classes of vLLM: the module, and the methods that are served, each by the one that names its arguments and by what.
 _METHODS: dict[str, tuple[str, dict[str, tuple[str, _Served]]]] = {
     "ChunkGatedDeltaRule": (_LAYERS, {"forward": ("forward_native", _Served(_prefill))}),
@@ -607,7 +607,11 @@ _METHODS: dict[str, tuple[str, dict[str, tuple[str, _Served]]]] = {
     ),
     "KimiGatedDeltaNetAttention": (
         _KIMI,
-        {"_forward": ("_forward", _Served(_vllm_layers.of_kimi, names={"g1": "g", "g2": "norm_gate"}, whole=True))},
+        {"_forward": ("_forward", _Served(_vllm_layers.of_kimi, names=_KIMI_NAMES, whole=True))},
+    ),
+    "KimiK3DeltaAttention": (
+        f"{_K3}.kda",
+        {"_forward": ("_forward", _Served(_vllm_layers.of_kimi_k3, names=_KIMI_NAMES, whole=True))},
     ),
 }  # fmt: skip
 
