@@ -218,6 +218,32 @@ class GDNAttnBackend:
     def forward_extend(self, layer: Any, forward_batch: Any, mixed_qkv: Any, **kwargs: Any) -> Any:
         return self.kernel_dispatcher.extend_kernel.extend(**mixed_qkv, **kwargs)
 
+    def forward_decode(
+        self, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Tensor, b: Tensor, **kwargs: Any
+    ) -> Any:  # fmt: skip
+        cache, index = self.req_to_token_pool.mamba2_layer_cache(0), self.forward_metadata.mamba_cache_indices
+        z = None
+        if isinstance(mixed_qkv, tuple):
+            (rows, gates), width = mixed_qkv, layer.q_dim + layer.k_dim + layer.v_dim
+            mixed_qkv, z = rows[:, :width], rows[:, width:].unflatten(-1, (layer.num_v_heads, -1))
+            b, a = gates.chunk(2, -1)
+        y, taps = mixed_qkv.clone(), layer.conv_weights.double()
+        for n, slot in enumerate(index.tolist()):
+            if slot >= 0:
+                columns = torch.cat([cache.conv[0][slot].double(), mixed_qkv[n, :, None].double()], 1)
+                y[n] = torch.nn.functional.silu((columns * taps).sum(1) + layer.bias)
+                cache.conv[0][slot] = columns[:, 1:]
+        o = self.kernel_dispatcher.decode_kernel.packed_decode(
+            y, a, b, A_log=layer.A_log, dt_bias=layer.dt_bias, scale=layer.head_k_dim**-0.5,
+            ssm_states=cache.temporal, cache_indices=index, num_v_heads=layer.num_v_heads,
+            head_v_dim=layer.head_v_dim,
+        )  # fmt: skip
+        self._track_mamba_state_decode(forward_batch, cache.conv[0], cache.temporal, index, layer.layer_id)
+        return o if z is None else (o, z)
+
+    def _track_mamba_state_decode(self, forward_batch: Any, *given: Any) -> None:
+        forward_batch.tracked.append(given)
+
 
 class KDAKernelDispatcher:
     def __init__(self, decode_backend: str, prefill_backend: str, verify_backend: str) -> None:
@@ -233,7 +259,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(HookRegistry, "patched", set())
     for kind in (GDNKernelDispatcher, KDAKernelDispatcher):
         monkeypatch.setattr(kind, "__init__", kind.__init__)  # taken back after hooks
-    monkeypatch.setattr(GDNAttnBackend, "forward_extend", GDNAttnBackend.forward_extend)
+    for name in ("forward_extend", "forward_decode"):
+        monkeypatch.setattr(GDNAttnBackend, name, getattr(GDNAttnBackend, name))
     engines.install(monkeypatch, PLUGINS, HookRegistry=HookRegistry, HookType=HookType)
     engines.install(
         monkeypatch, f"{LINEAR}.gdn_backend", GDNKernelDispatcher=GDNKernelDispatcher,

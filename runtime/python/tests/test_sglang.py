@@ -396,6 +396,49 @@ def folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "srt" / "layers" / "attention" / "linear"
 
 
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("rings", [False, True])
+def test_decoding_of_layers(sglang: SimpleNamespace, joined: bool, rings: bool) -> None:
+    """Convolution and recurrence in one call, in the slots of both pools; with ReplaySSM's rings by its kernel."""
+    C, N = (2 * H * K + HV * V), len(INDEX)
+    layer = SimpleNamespace(
+        layer_id=3, q_dim=H * K, k_dim=H * K, v_dim=HV * V, num_v_heads=HV, head_v_dim=V, head_k_dim=K,
+        conv_weights=torch.randn(C, 4) / 2, bias=torch.randn(C) / 8, activation="silu", **gates(False),
+    )  # fmt: skip
+    qkv, z = torch.randn(N, C), torch.randn(N, HV * V)
+    a, b = torch.randn(N, HV), torch.randn(N, HV)
+    given = ((torch.cat([qkv, z], 1), torch.cat([b, a], 1)), None, None) if joined else (qkv, a, b)
+    before = pool_of(), torch.randn(SLOTS, C, 3)
+    results = []
+    for enabled in (True, False):
+        states, windows = (x.clone() for x in before)
+        cache = SimpleNamespace(conv=[windows], temporal=states)
+        batch = SimpleNamespace(tracked=[], extend_seq_lens_cpu=None)
+        with wyvern.sglang.enable():
+            backend = sglang.GDNAttnBackend(dispatcher(sglang, False))
+            if not enabled:
+                wyvern.sglang.disable()
+            index = torch.tensor(INDEX, dtype=torch.int32)
+            backend.forward_metadata = SimpleNamespace(
+                mamba_cache_indices=index, replayssm_write_pos=index if rings else None
+            )
+            backend.req_to_token_pool = SimpleNamespace(mamba2_layer_cache=lambda _, cache=cache: cache)
+            o = backend.forward_decode(layer, batch, *given)
+        assert [x[-1] for x in batch.tracked] == [3] and batch.tracked[0][0] is windows
+        told = wyvern.sglang.report(reset=True)
+        if enabled and not rings:
+            assert told.served == {"forward_decode": 1} and not told.declined, told
+        elif enabled:
+            assert told.served == {"gdn_packed_decode": 1} and list(told.declined) == ["forward_decode"], told
+        else:
+            assert str(told) == "no calls"
+        results.append((o if joined else (o, z), states, windows))
+    (mine, states, windows), (theirs, wanted_states, wanted_windows) = results
+    assert mine[0].shape == theirs[0].shape and error(mine[0], theirs[0]) < 1e-5
+    assert torch.equal(mine[1], theirs[1])
+    assert error(states, wanted_states) < 1e-5 and torch.equal(windows, wanted_windows)
+
+
 @pytest.mark.parametrize("method", wyvern.sglang._GDN)
 @pytest.mark.parametrize("gate", SOURCES)
 def test_methods_are_sglangs(gate: str, method: str) -> None:
@@ -447,7 +490,16 @@ def test_the_layer_is_sglangs() -> None:
     (layer,) = [
         node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "GDNAttnBackend"
     ]
-    (forward,) = [
-        node for node in layer.body if isinstance(node, ast.FunctionDef) and node.name == "forward_extend"
-    ]
-    assert [argument.arg for argument in forward.args.args][:3] == ["self", "layer", "forward_batch"]
+    functions = {node.name: node for node in layer.body if isinstance(node, ast.FunctionDef)}
+    names = {name: [one.arg for one in function.args.args] for name, function in functions.items()}
+    assert names["forward_extend"][:3] == ["self", "layer", "forward_batch"]
+    assert names["forward_decode"] == ["self", "layer", "forward_batch", "mixed_qkv", "a", "b"]
+    decode = ast.unparse(functions["forward_decode"])
+    for used in (
+        "req_to_token_pool.mamba2_layer_cache(layer.layer_id)", "layer_cache.conv[0]", "layer_cache.temporal",
+        "forward_metadata.mamba_cache_indices", "forward_metadata.replayssm_write_pos", "layer.conv_weights",
+        "layer.bias", "layer.activation", "projected_qkvz, projected_ba = mixed_qkv",
+        "_track_mamba_state_decode(forward_batch, conv_states, ssm_states, cache_indices, layer.layer_id)",
+        "return (core_attn_out, z) if return_z else core_attn_out",
+    ):  # fmt: skip
+        assert used in decode, used

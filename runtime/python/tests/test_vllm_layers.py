@@ -45,7 +45,8 @@ def step_of(prompts: list[tuple[int, int, bool]], decoding: list[int], drafts: l
     """
     lengths = [1] * len(decoding) + [tokens for tokens, _, _ in prompts]
     starts = ints(0, *torch.tensor(lengths).cumsum(0).tolist()) if lengths else None
-    slots = ints(*decoding, *(slot for _, slot, _ in prompts)) if lengths else None
+    # A column of vLLM's table of blocks.
+    slots = ints(*decoding, *(slot for _, slot, _ in prompts))[:, None].repeat(1, 3)[:, 0] if lengths else None
     goes_on = torch.tensor([True] * len(decoding) + [starts for _, _, starts in prompts])
     peeled = 0 if drafts else len(decoding)
     tokens, drafted = sum(lengths), sum(count for _, count, _ in drafts)
@@ -68,7 +69,8 @@ def step_of(prompts: list[tuple[int, int, bool]], decoding: list[int], drafts: l
         step.spec_token_indx = order[:drafted].sort().values
         step.non_spec_token_indx = order[drafted:].sort().values
         step.spec_query_start_loc = ints(0, *torch.tensor([count for _, count, _ in drafts]).cumsum(0).tolist())
-        step.spec_state_indices_tensor = torch.tensor([columns for columns, _, _ in drafts], dtype=torch.int32)
+        table = torch.tensor([[*columns, -1] for columns, _, _ in drafts], dtype=torch.int32)
+        step.spec_state_indices_tensor = table[:, :-1]
         step.num_accepted_tokens = ints(*(accepted for _, _, accepted in drafts))
     return step
 

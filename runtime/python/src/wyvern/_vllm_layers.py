@@ -229,6 +229,7 @@ def _parts(step: Any, checkpoints: _Checkpoints | None, peeled: bool) -> Iterato
         yield _Part(slice(0, decoding), _decoded, {"state_index": index})
     if N:
         start = getattr(step, "spec_token_start", None)
+        index = step.spec_state_indices_tensor[:N]
         yield _Part(
             slice(0, tokens) if not step.num_prefills
             else step.spec_token_indx if start is None
@@ -236,8 +237,8 @@ def _parts(step: Any, checkpoints: _Checkpoints | None, peeled: bool) -> Iterato
             _decoded,
             {
                 "cu_seqlens": step.spec_query_start_loc[: N + 1],
-                "state_index": step.spec_state_indices_tensor[:N],
-                "num_accepted": step.num_accepted_tokens[:N],
+                "state_index": index,
+                "num_accepted": step.num_accepted_tokens[:N].to(index),
             },
         )  # fmt: skip
 

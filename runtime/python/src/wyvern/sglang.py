@@ -12,8 +12,9 @@ or, in a program of one's own, before an engine is made::
 
 Hooks around the ``__init__`` of ``GDNKernelDispatcher`` and ``KDAKernelDispatcher`` give the kernels that
 these chose, by ``--linear-attn-backend`` and its like, methods of Wyvern: decode, packed_decode, extend and
-target_verify. A hook around ``GDNAttnBackend.forward_extend`` knows the lengths of prompts on the host. What
-Wyvern declines goes to the kernel's own method. WYVERN_SGLANG=0 keeps Wyvern out of a process; so does
+target_verify. A hook around ``GDNAttnBackend.forward_extend`` knows the lengths of prompts on the host, and one
+around ``forward_decode`` has the convolution and the recurrence of tokens that decode in one call. What Wyvern
+declines goes to SGLang's own method, whose calls of kernels are served. WYVERN_SGLANG=0 keeps Wyvern out of a process; so does
 SGLang's own SGLANG_PLUGINS.
 
 With ``--enable-deterministic-inference`` all calls are made with ``batch_invariant``, and a call that would
@@ -157,6 +158,31 @@ def gdn_packed_decode(
         scale=scale, lower_bound=lower_bound, state_index=cache_indices, batch_invariant=_is_invariant(),
     )  # fmt: skip
     return o.transpose(0, 1)
+
+
+def forward_decode(
+    backend: Any, layer: Any, mixed_qkv: Tensor | tuple[Tensor, Tensor], a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """o ``[1, N, HV, V]`` of a token of each sequence, convolved in the pool's windows, and z where it is there.
+
+    mixed_qkv: q, k and v side by side ``[N, C]``; or these and z ``[N, C + HV V]``, and b and a ``[N, 2 HV]``.
+    """
+    step, cache = backend.forward_metadata, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+    decline_if(
+        getattr(step, "replayssm_write_pos", None) is not None, "replayssm_write_pos is given: ReplaySSM's rings"
+    )
+    pool, z = cache.temporal, None
+    if isinstance(mixed_qkv, tuple):
+        rows, gates = mixed_qkv
+        width = layer.q_dim + layer.k_dim + layer.v_dim
+        mixed_qkv, z = rows[:, :width], rows[:, width:].unflatten(-1, pool.shape[1:3])
+        b, a = gates.chunk(2, dim=-1)
+    o = decode(
+        *packed_heads(mixed_qkv, pool), a, b, A_log=layer.A_log, dt_bias=layer.dt_bias, kda=False, pool=pool,
+        state_index=step.mamba_cache_indices, batch_invariant=_is_invariant(), conv_weight=layer.conv_weights,
+        conv_bias=layer.bias, conv_activation=layer.activation, conv_state=cache.conv[0],
+    )  # fmt: skip
+    return o.transpose(0, 1), z
 
 
 def gdn_target_verify(
@@ -330,8 +356,8 @@ _DISPATCHERS = {
     f"{_LINEAR}.gdn_backend.GDNKernelDispatcher": _GDN,
     f"{_LINEAR}.kda_backend.KDAKernelDispatcher": _KDA,
 }
-# Whose kernel is not told how long sequences are.
-_LAYER = f"{_LINEAR}.gdn_backend.GDNAttnBackend.forward_extend"
+# Whose kernel is not told how long sequences are, and which convolves in front of it.
+_LAYER = f"{_LINEAR}.gdn_backend.GDNAttnBackend"
 _KERNELS = ("decode_kernel", "extend_kernel", "verify_kernel", "tree_verify_kernel", "triton_kernel")
 
 
@@ -346,7 +372,8 @@ def _find() -> Pairs:
         for dispatcher, functions in _DISPATCHERS.items():
             hook = functools.partial(_around_init, functions)
             hooks.HookRegistry.register(f"{dispatcher}.__init__", hook, hooks.HookType.AROUND)
-        hooks.HookRegistry.register(_LAYER, _around_forward, hooks.HookType.AROUND)
+        hooks.HookRegistry.register(f"{_LAYER}.forward_extend", _around_forward, hooks.HookType.AROUND)
+        hooks.HookRegistry.register(f"{_LAYER}.forward_decode", _around_decode, hooks.HookType.AROUND)
     except (ImportError, AttributeError) as error:
         raise ImportError(
             f"wyvern.sglang needs SGLang 0.5.23 or later: pip install -U sglang ({error})"
@@ -375,6 +402,27 @@ def _around_forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> A
         return forward(*args, **kwargs)
     finally:
         _lengths.reset(before)
+
+
+def _around_decode(
+    forward: Callable[..., Any],
+    backend: Any,
+    layer: Any,
+    forward_batch: Any,
+    mixed_qkv: Any,
+    a: Tensor,
+    b: Tensor,
+    **kwargs: Any,
+) -> Any:
+    if is_enabled():
+        result, declined = _switch.counts.attempt(forward_decode, backend, layer, mixed_qkv, a, b)
+        if declined is None:
+            cache = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+            index = backend.forward_metadata.mamba_cache_indices
+            backend._track_mamba_state_decode(forward_batch, cache.conv[0], cache.temporal, index, layer.layer_id)
+            o, z = result
+            return o if z is None else (o, z)
+    return forward(backend, layer, forward_batch, mixed_qkv, a, b, **kwargs)
 
 
 class _Served:
