@@ -73,6 +73,8 @@ wyvern_status wyvern_shared_segments(const wyvern_device* device, const wyvern_p
   return guarded([&] {
     given(chunk_size, "chunk_size") = 0;
     given(segment_chunks, "segment_chunks") = 0;
+    if (transition != 0 && transition != 1)
+      bad_input(fmt::format("transition is {}; it must be 0 or 1", transition));
     const Device& on = given(device, "device").device;
     Problem own = given(problem, "problem").problem;
     validate(own);

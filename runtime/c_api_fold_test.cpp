@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cache/cache_testing.hpp"
@@ -93,6 +94,32 @@ TEST_F(CApiFoldTest, RefusesWrongOptions) {
   wyvern_launch none = WYVERN_LAUNCH_INIT;
   expect_bad(wyvern_fold_launch(nullptr, &none, 0), "fold is null");
   wyvern_fold_destroy(nullptr);
+}
+
+/// On a CPU no plans are ever cheaper with segments that they share.
+TEST_F(CApiFoldTest, SaysWhichSegmentsToShare) {
+  wyvern_problem* problem = nullptr;
+  ASSERT_EQ(wyvern_problem_create("gated_delta_rule", &problem), WYVERN_OK);
+  for (const char* const field : {"T", "K", "V"})
+    ASSERT_EQ(wyvern_problem_set_int(problem, field, 64), WYVERN_OK) << wyvern_last_error();
+  std::int64_t chunk = -1, segment = -1;
+  const auto ask = [&](std::int32_t transition) {
+    return wyvern_shared_segments(device_, problem, transition, &chunk, &segment);
+  };
+  for (const std::int32_t transition : {0, 1}) {
+    chunk = segment = -1;
+    EXPECT_EQ(ask(transition), WYVERN_OK) << wyvern_last_error();
+    EXPECT_EQ(std::pair(chunk, segment), std::pair(std::int64_t{0}, std::int64_t{0}));
+  }
+  expect_bad(ask(2), "transition is 2; it must be 0 or 1");
+  expect_bad(wyvern_shared_segments(nullptr, problem, 1, &chunk, &segment), "device is null");
+  expect_bad(wyvern_shared_segments(device_, nullptr, 1, &chunk, &segment), "problem is null");
+  expect_bad(wyvern_shared_segments(device_, problem, 1, nullptr, &segment), "chunk_size is null");
+  expect_bad(wyvern_shared_segments(device_, problem, 1, &chunk, nullptr),
+             "segment_chunks is null");
+  ASSERT_EQ(wyvern_problem_set_int(problem, "packed", 1), WYVERN_OK) << wyvern_last_error();
+  expect_bad(ask(1), "segment_chunks is 8");
+  wyvern_problem_destroy(problem);
 }
 
 }  // namespace
