@@ -112,8 +112,8 @@ def test_packs_with_short_and_empty_sequences(function: Any, given: str, device:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_slices_of_one_row_go_on(dtype: torch.dtype, device: str) -> None:
-    """q, k and v of a token side by side, as one projection gives them; in two calls as in one, of which the second
-    may go on from a checkpoint of the first."""
+    """q, k and v of a token side by side, as one projection gives them; in two calls as in one. The second may go on
+    from a checkpoint of the first."""
     B, T, H, HV, K, V = 2, 150, 2, 4, 32, 16
     sizes = [H * K, H * K, HV * V]
     rows = torch.randn(B, T, sum(sizes), device=device).to(dtype)

@@ -66,8 +66,7 @@ cost::Pace segment_pace(const Spec& s) {
 }
 /// Microseconds of all segment maps with fast decay, where they are 0.
 constexpr double kDecayed = 30;
-/// How much longer a chunk takes with the norm of o: the epilogue shares four schedulers with the
-/// prep warps that set the pace (one H100, 2026-11-28).
+/// How much longer a chunk takes with the norm of o (one H100, 2026-11-28).
 constexpr double kNormFactor = 1.27;
 /// Chunks of a split's overlap with fast decay: one, and the time of two to find its length.
 constexpr int kOverlap = 3;

@@ -54,8 +54,7 @@ def of_kimi(layer: Any, *, mixed_qkv: Tensor, g: Tensor, norm_gate: Tensor, beta
     """
     step = _step_of(layer)
     if step is not None:
-        norm, bound = _norm_of(layer.o_norm), layer.gate_lower_bound
-        _run(_Layer(layer, mixed_qkv, g[0], beta[0], norm_gate, out[0], kda=True, bound=bound, norm=norm), step, None)
+        _run(_kimi(layer, mixed_qkv, g, beta, norm_gate, out), step, None)
     return out
 
 
@@ -67,27 +66,25 @@ def of_kimi_k3(
     step = _step_of(layer)
     if step is None:
         return out
-    invariant = _vllm_invariance.is_on()
     decline_if(
-        not step.num_prefills
-        and not step.num_spec_decodes
-        and layer.kda_decode_backend != "triton"
-        and not invariant,
-        "vLLM's own kernel takes less time: it is served with VLLM_BATCH_INVARIANT alone",
+        not step.num_prefills and not step.num_spec_decodes and layer.kda_decode_backend != "triton",
+        "vLLM's own kernel takes less time",
     )
     decline_if(step.num_spec_decodes > 0 and layer.use_recoverssm, "drafts are verified by RecoverSSM")
-    decline_if(
-        invariant and step.num_prefills > 0, "tokens that decode beside prompts would go through the chunked pass"
-    )
     checkpoints = None
     if step.checkpoint is not None and layer.kda_prefill_backend == "flashkda":
         offsets = step.checkpoint.checkpoint_offsets
         states = _workspace(*layer._flashkda_buffer_specs)[2][: len(offsets)]
         checkpoints = _Checkpoints(states, {"checkpoint_offsets": offsets}, {})
-    norm, bound = _norm_of(layer.o_norm), layer.gate_lower_bound
-    whole = _Layer(layer, mixed_qkv, g[0], beta[0], norm_gate, out[0], kda=True, bound=bound, norm=norm)
-    _run(whole, step, checkpoints, peeled=False)
+    _run(_kimi(layer, mixed_qkv, g, beta, norm_gate, out), step, checkpoints, peeled=False)
     return out
+
+
+def _kimi(layer: Any, rows: Tensor, g: Tensor, beta: Tensor, norm_gate: Tensor, out: Tensor) -> _Layer:
+    # A step may have tokens that decode among its prompts. By function they get the bits of other steps.
+    decline_if(_vllm_invariance.is_on(), "with VLLM_BATCH_INVARIANT it is served by function")
+    norm, bound = _norm_of(layer.o_norm), layer.gate_lower_bound
+    return _Layer(layer, rows, g[0], beta[0], norm_gate, out[0], kda=True, bound=bound, norm=norm)
 
 
 def _workspace(*specs: Any) -> Any:
@@ -120,14 +117,14 @@ class PartError(Exception):
 
 
 class _Layer(NamedTuple):
-    """A layer's weights and pages, and the rows of a step's tokens."""
+    """A layer's weights and pages, and the rows of a step's tokens, or of some."""
 
     layer: Any
     rows: Tensor  # [T, C]
     g: Tensor  # [T, HV] or [T, HV, K]
     beta: Tensor  # [T, HV]
     norm_gate: Tensor | None  # [T, HV, V]
-    out: Tensor  # [T, HV, V]
+    out: Tensor | None  # [T, HV, V]; None: a new tensor
     kda: bool
     bound: float | None
     norm: dict[str, Any]
@@ -175,13 +172,14 @@ def _run(whole: _Layer, step: Any, checkpoints: _Checkpoints | None, peeled: boo
     """
     written = False
     for part in _parts(step, checkpoints, peeled):
+        run = isinstance(part.where, slice)
         rows, g, beta, gate = (
-            x if x is None else x[part.where] if isinstance(part.where, slice) else x.index_select(0, part.where)
+            x if x is None else x[part.where] if run else x.index_select(0, part.where)
             for x in (whole.rows, whole.g, whole.beta, whole.norm_gate)
         )
-        place = whole.out[part.where] if isinstance(part.where, slice) else None
+        place = whole.out[part.where] if run else None
         try:
-            o = part.call(whole, rows, g, beta, gate, place, **part.options)
+            o = part.call(whole._replace(rows=rows, g=g, beta=beta, norm_gate=gate, out=place), **part.options)
         except DECLINED as error:
             if not written:
                 raise
@@ -243,72 +241,54 @@ def _parts(step: Any, checkpoints: _Checkpoints | None, peeled: bool) -> Iterato
         )  # fmt: skip
 
 
-def _prompts(
-    whole: _Layer,
-    rows: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    gate: Tensor | None,
-    place: Tensor | None,
-    *,
-    ends: Tensor,
-    **options: Any,
-) -> Tensor:
+def _prompts(some: _Layer, *, ends: Tensor, **options: Any) -> Tensor:
     """o ``[T, HV, V]`` of sequences of tokens whose ends are given."""
-    pages = whole.pages()
-    q, k, v = (x.transpose(0, 1) for x in packed_heads(rows, pages["state"]))
-    if whole.kda:
-        options["lower_bound"] = whole.bound
-    o, _ = (ops.chunk_kda if whole.kda else ops.chunk_gated_delta_rule)(
+    pages = some.pages()
+    q, k, v = (x.transpose(0, 1) for x in packed_heads(some.rows, pages["state"]))
+    if some.kda:
+        options["lower_bound"] = some.bound
+    o, _ = (ops.chunk_kda if some.kda else ops.chunk_gated_delta_rule)(
         q,
         k,
         v,
-        g[None],
-        beta[None],
+        some.g[None],
+        some.beta[None],
         use_qk_l2norm_in_kernel=True,
         use_gate_in_kernel=True,
         use_beta_sigmoid_in_kernel=True,
         state_v_first=True,
         cu_seqlens=ends,
-        seqlens_hint=None if pages["batch_invariant"] else hint(ends, len(rows)),
-        norm_gate=None if gate is None else gate[None],
-        out=place_in(place, v),
+        seqlens_hint=None if pages["batch_invariant"] else hint(ends, len(some.rows)),
+        norm_gate=None if some.norm_gate is None else some.norm_gate[None],
+        out=place_in(some.out, v),
         **pages,
         **options,
     )
     return o[0]
 
 
-def _decoded(
-    whole: _Layer,
-    rows: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    gate: Tensor | None,
-    place: Tensor | None,
-    **options: Any,
-) -> Tensor:
+def _decoded(some: _Layer, **options: Any) -> Tensor:
     """o ``[T, HV, V]`` of one token of each sequence or, with cu_seqlens, of each sequence's drafts."""
-    pages = whole.pages()
+    pages = some.pages()
     pool = pages.pop("state")
-    q, k, v = packed_heads(rows, pool)
+    q, k, v = packed_heads(some.rows, pool)
     if "cu_seqlens" in options:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     o = decode(
         q,
         k,
         v,
-        g,
-        beta,
-        kda=whole.kda,
+        some.g,
+        some.beta,
+        kda=some.kda,
         pool=pool,
-        lower_bound=whole.bound,
-        norm_gate=None if gate is None else gate.reshape(v.shape),
-        out=place,
+        lower_bound=some.bound,
+        norm_gate=None if some.norm_gate is None else some.norm_gate.reshape(v.shape),
+        out=some.out,
         **pages,
         **options,
     )
-    return o.view(len(rows), *v.shape[2:])
+    return o.view(len(some.rows), *v.shape[2:])
 
 
 def hint(cu_seqlens: Tensor, tokens: int) -> int | None:

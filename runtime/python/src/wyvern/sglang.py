@@ -161,13 +161,12 @@ def gdn_packed_decode(
 
 
 def forward_decode(
-    backend: Any, layer: Any, mixed_qkv: Tensor | tuple[Tensor, Tensor], a: Tensor, b: Tensor
+    layer: Any, step: Any, cache: Any, mixed_qkv: Tensor | tuple[Tensor, Tensor], a: Tensor, b: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """o ``[1, N, HV, V]`` of a token of each sequence, convolved in the pool's windows, and z where it is there.
 
     mixed_qkv: q, k and v side by side ``[N, C]``; or these and z ``[N, C + HV V]``, and b and a ``[N, 2 HV]``.
     """
-    step, cache = backend.forward_metadata, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     decline_if(
         getattr(step, "replayssm_write_pos", None) is not None, "replayssm_write_pos is given: ReplaySSM's rings"
     )
@@ -415,10 +414,10 @@ def _around_decode(
     **kwargs: Any,
 ) -> Any:
     if is_enabled():
-        result, declined = _switch.counts.attempt(forward_decode, backend, layer, mixed_qkv, a, b)
+        step, cache = backend.forward_metadata, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+        result, declined = _switch.counts.attempt(forward_decode, layer, step, cache, mixed_qkv, a, b)
         if declined is None:
-            cache = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
-            index = backend.forward_metadata.mamba_cache_indices
+            index = step.mamba_cache_indices
             backend._track_mamba_state_decode(forward_batch, cache.conv[0], cache.temporal, index, layer.layer_id)
             o, z = result
             return o if z is None else (o, z)
