@@ -420,6 +420,19 @@ wyvern_status wyvern_prepare(wyvern_runtime* runtime, const wyvern_device* devic
   });
 }
 
+wyvern_status wyvern_compile_ahead(wyvern_runtime* runtime, const wyvern_device* device,
+                                   const wyvern_problem* problem,
+                                   const wyvern_prepare_options* options) {
+  return guarded([&] {
+    const auto choice = read_options(options, "options");
+    const Problem& copied = given(problem, "problem").problem;
+    validate(copied);
+    if (choice.plan != nullptr) bad_input("options.plan is given; it must be NULL");
+    given(runtime, "runtime")
+        .policies.compile_ahead(given(device, "device").device, copied, policy_of(choice.policy));
+  });
+}
+
 int wyvern_operator_is_outdated(const wyvern_operator* op) {
   return op != nullptr && op->outdated && op->outdated->load(std::memory_order_acquire) ? 1 : 0;
 }

@@ -137,6 +137,53 @@ class CApiTuningTest : public ::testing::Test {
 constexpr const char* kWhenToldTo =
     "while [ ! -e go ]; do sleep 0.01; done; echo '{\"stored\": true}'";
 
+TEST_F(CApiTuningTest, CompilesAheadOnAThreadOfTheRuntimes) {
+  start("exit 1");
+  for (const std::int64_t policy :
+       {WYVERN_POLICY_OFF, WYVERN_POLICY_CACHED, WYVERN_POLICY_FIXED, WYVERN_POLICY_BACKGROUND}) {
+    const std::int64_t before = wyvern_runtime_compiled(runtime_);
+    set("V", 16 + policy);
+    wyvern_prepare_options options = WYVERN_PREPARE_OPTIONS_INIT;
+    options.policy = policy;
+    ASSERT_GOOD(wyvern_compile_ahead(runtime_, device_, problem_, &options));
+    while (wyvern_runtime_compiled(runtime_) == before)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (policy != WYVERN_POLICY_BACKGROUND) prepare(policy);
+    EXPECT_EQ(wyvern_runtime_compiled(runtime_), before + 1) << "policy " << policy;
+  }
+  wyvern_prepare_options given = WYVERN_PREPARE_OPTIONS_INIT;
+  given.plan = "[]";
+  EXPECT_EQ(wyvern_compile_ahead(runtime_, device_, problem_, &given), WYVERN_BAD_INPUT);
+  set("T", -1);
+  EXPECT_EQ(wyvern_compile_ahead(runtime_, device_, problem_, nullptr), WYVERN_BAD_INPUT);
+  EXPECT_EQ(wyvern_compile_ahead(nullptr, device_, problem_, nullptr), WYVERN_BAD_INPUT);
+  set("T", 1), set("V", 64);
+  const std::int64_t before = wyvern_runtime_compiled(runtime_);
+  ASSERT_GOOD(wyvern_runtime_stop_tuning(runtime_));
+  ASSERT_GOOD(wyvern_compile_ahead(runtime_, device_, problem_, nullptr));
+  EXPECT_EQ(wyvern_runtime_compiled(runtime_), before);
+  EXPECT_EQ(asked(), "");
+}
+
+/// A child of fork() has no thread of its parent's, and may begin one.
+TEST_F(CApiTuningTest, AChildCompilesAheadAfterItsParentDid) {
+  start("exit 1");
+  ASSERT_GOOD(wyvern_compile_ahead(runtime_, device_, problem_, nullptr));
+  const pid_t child = fork();
+  if (child == 0) {
+    ::alarm(60);
+    const std::int64_t before = wyvern_runtime_compiled(runtime_);
+    wyvern_problem_set_int(problem_, "V", 17);
+    if (wyvern_compile_ahead(runtime_, device_, problem_, nullptr) != WYVERN_OK) _exit(1);
+    while (wyvern_runtime_compiled(runtime_) == before) ::usleep(2000);
+    wyvern_runtime_destroy(runtime_);
+    _exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+}
+
 TEST_F(CApiTuningTest, InTheBackgroundOperatorsAreOutdatedWhenTheProblemIsTuned) {
   start(kWhenToldTo);
   wyvern_operator* const first = prepare(WYVERN_POLICY_BACKGROUND);

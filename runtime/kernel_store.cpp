@@ -135,24 +135,37 @@ std::optional<KernelStore::Entry> KernelStore::from_cache(DeviceImpl& device, co
   return from_row(device, task, cache_->find_artifact(task.artifact_key));
 }
 
-ArtifactClaim KernelStore::claim_of(const Task& task, Time give_up) {
-  ArtifactClaim claim = cache_->claim_artifact(task.artifact_key, give_up);
+KernelStore::Time KernelStore::give_up_time() const {
+  return std::chrono::steady_clock::now() +
+         (in_vain_ ? std::min(patience_, kShortPatience) : patience_);
+}
+
+ArtifactClaim KernelStore::claim_of(const std::string& artifact_key, Time give_up) {
+  ArtifactClaim claim = cache_->claim_artifact(artifact_key, give_up);
   slept_ms_ += claim.slept().count();
   if (claim.waited()) in_vain_ = claim.in_vain();
   return claim;
 }
 
+/// Whether the cache has stored it.
+bool KernelStore::compile_and_store(const CompileRequest& request, Artifact& artifact) {
+  artifact = compile(request);
+  ++compiled_;
+  return cache_->store_artifact(to_row(artifact));
+}
+
 /// Compiles the kernel unless another process is compiling it; then waits and loads it from the
 /// cache. Holds at most one claim, and none while it waits, so that there is no deadlock.
 KernelStore::Entry KernelStore::compiled_once(DeviceImpl& device, const Task& task, Time give_up) {
-  std::optional<ArtifactClaim> claim = claim_of(task, give_up);
+  if (const auto ahead = take_ahead(task.artifact_key))
+    return {ahead->key, ahead->resources, device.load(*ahead, task.step->geometry)};
+  std::optional<ArtifactClaim> claim = claim_of(task.artifact_key, give_up);
   if (std::optional<Entry> entry = from_cache(device, task)) return std::move(*entry);
   // The previous holder of the claim could not store the artifact. This process may not be able to
   // either: if it held the claim, all waiting processes would compile one after another.
   if (claim->waited()) claim.reset();
-  const Artifact artifact = compile(task.request);
-  ++compiled_;
-  cache_->store_artifact(to_row(artifact));
+  Artifact artifact;
+  compile_and_store(task.request, artifact);
   return {artifact.key, artifact.resources, device.load(artifact, task.step->geometry)};
 }
 
@@ -169,8 +182,7 @@ void KernelStore::make(DeviceImpl& device, std::vector<Task>& tasks) {
     if (!task.settled) missing.push_back(&task);
   }
   // For all of them together: a stopped process may hold the claim to each.
-  const Time give_up = std::chrono::steady_clock::now() +
-                       (in_vain_ ? std::min(patience_, kShortPatience) : patience_);
+  const Time give_up = give_up_time();
   in_parallel(missing.size(), jobs_, [&](std::size_t i) {
     settle(*missing[i], [&] { return std::optional(compiled_once(device, *missing[i], give_up)); });
   });
@@ -196,6 +208,72 @@ void KernelStore::load(OperatorImpl& op) {
     op.steps[i].resources = entry.resources;
     op.steps[i].kernel = entry.kernel;
   }
+}
+
+/// The kernels that are neither loaded, nor shipped, nor in the cache, and that no thread makes.
+std::vector<KernelStore::AheadTask> KernelStore::ahead_tasks(const OperatorImpl& op) {
+  std::vector<AheadTask> tasks;
+  const Target& target = op.device.impl().target();
+  for (const BoundStep& step : op.steps) {
+    {
+      const Lock lock(mutex_);
+      if (kernels_.contains(local_key(op, step))) continue;
+    }
+    AheadTask task{{step.source_template, step.constants, step.step.config, target}, {}};
+    if (!shipped_->empty() && shipped_->find(target.name(), code_key(task.request))) continue;
+    task.artifact_key = artifact_key(task.request);
+    if (cache_->find_artifact(task.artifact_key)) continue;
+    const Lock lock(mutex_);
+    if (ahead_.try_emplace(task.artifact_key, task.promise.get_future().share()).second)
+      tasks.push_back(std::move(task));
+  }
+  return tasks;
+}
+
+std::shared_ptr<const Artifact> KernelStore::compiled_ahead(AheadTask& task, Time give_up) {
+  std::optional<ArtifactClaim> claim = claim_of(task.artifact_key, give_up);
+  if (cache_->find_artifact(task.artifact_key)) return nullptr;
+  if (claim->waited()) claim.reset();  // as in compiled_once()
+  Artifact artifact;
+  if (compile_and_store(task.request, artifact)) return nullptr;
+  return std::make_shared<const Artifact>(std::move(artifact));
+}
+
+void KernelStore::compile_ahead(const OperatorImpl& op) {
+  const NoFork no_fork;
+  std::vector<AheadTask> tasks = ahead_tasks(op);
+  const Time give_up = give_up_time();
+  in_parallel(tasks.size(), jobs_, [&](std::size_t i) {
+    std::shared_ptr<const Artifact> unstored;
+    try {
+      unstored = compiled_ahead(tasks[i], give_up);
+    } catch (const std::exception&) {  // the load() that needs it compiles again, and throws it
+    }
+    if (unstored == nullptr) {
+      const Lock lock(mutex_);
+      ahead_.erase(tasks[i].artifact_key);
+    }
+    tasks[i].promise.set_value(std::move(unstored));
+  });
+}
+
+/// Waits for a kernel that compile_ahead() makes, and takes it where the cache could not store it.
+std::shared_ptr<const Artifact> KernelStore::take_ahead(const std::string& artifact_key) {
+  Ahead ahead;
+  {
+    const Lock lock(mutex_);
+    const auto found = ahead_.find(artifact_key);
+    if (found == ahead_.end()) return nullptr;
+    ahead = found->second;
+  }
+  std::shared_ptr<const Artifact> artifact;
+  try {
+    artifact = ahead.get();
+  } catch (const std::future_error&) {  // memory or threads ran out before it was made
+  }
+  const Lock lock(mutex_);
+  ahead_.erase(artifact_key);
+  return artifact;
 }
 
 }  // namespace wyvern

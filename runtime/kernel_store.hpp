@@ -43,6 +43,11 @@ class KernelStore {
   /// by whichever thread; the next call tries again.
   void load(OperatorImpl& op) WYVERN_EXCLUDES(mutex_);
 
+  /// Compiles into the cache the kernels that load() would compile, and loads none: it does not
+  /// call the driver, so other threads may capture graphs. A load() meanwhile waits for those it
+  /// needs. A kernel that does not compile is no error here.
+  void compile_ahead(const OperatorImpl& op) WYVERN_EXCLUDES(mutex_);
+
   [[nodiscard]] std::int64_t compiled() const { return compiled_.load(); }
   /// How long its threads have slept in total while other processes held claims.
   [[nodiscard]] std::chrono::milliseconds slept() const {
@@ -67,6 +72,14 @@ class KernelStore {
     std::string artifact_key{};
   };
 
+  /// A kernel of compile_ahead(). Its result is null where the cache has it, or nobody.
+  using Ahead = std::shared_future<std::shared_ptr<const Artifact>>;
+  struct AheadTask {
+    CompileRequest request;
+    std::string artifact_key;
+    std::promise<std::shared_ptr<const Artifact>> promise{};
+  };
+
   std::vector<Future> futures_of(const OperatorImpl& op, std::vector<Task>& tasks)
       WYVERN_EXCLUDES(mutex_);
   void make(DeviceImpl& device, std::vector<Task>& tasks);
@@ -77,7 +90,13 @@ class KernelStore {
                                 const std::optional<ArtifactRow>& row);
   std::optional<Entry> from_shipped(DeviceImpl& device, const Task& task);
   std::optional<Entry> from_cache(DeviceImpl& device, const Task& task);
-  ArtifactClaim claim_of(const Task& task, Time give_up);
+  [[nodiscard]] Time give_up_time() const;
+  ArtifactClaim claim_of(const std::string& artifact_key, Time give_up);
+  bool compile_and_store(const CompileRequest& request, Artifact& artifact);
+  std::vector<AheadTask> ahead_tasks(const OperatorImpl& op) WYVERN_EXCLUDES(mutex_);
+  std::shared_ptr<const Artifact> compiled_ahead(AheadTask& task, Time give_up);
+  std::shared_ptr<const Artifact> take_ahead(const std::string& artifact_key)
+      WYVERN_EXCLUDES(mutex_);
   Entry compiled_once(DeviceImpl& device, const Task& task, Time give_up);
 
   std::shared_ptr<Cache> cache_;
@@ -87,6 +106,8 @@ class KernelStore {
   Mutex mutex_;
   /// The kernels that are loaded or being made, by local_key(). Failed ones are removed.
   std::unordered_map<std::string, Future> kernels_ WYVERN_GUARDED_BY(mutex_);
+  /// By artifact key, until the cache has it or a load() has taken it.
+  std::unordered_map<std::string, Ahead> ahead_ WYVERN_GUARDED_BY(mutex_);
   std::atomic<std::int64_t> compiled_{0};
   std::atomic<std::int64_t> slept_ms_{0};
   /// Whether the last wait for a claim was in vain.

@@ -239,6 +239,61 @@ TEST_F(PrepareTest, TakesShippedCode) {
   EXPECT_NE(said.find("is damaged"), std::string::npos) << said;
 }
 
+/// What is compiled ahead is not compiled again, in whatever order the two come, also where the
+/// cache keeps nothing; and it is not loaded before it is asked for.
+TEST_F(PrepareTest, CompilesAheadAndLoadsNothing) {
+  std::atomic<int> loads = 0;
+  cpu_->before_load = [&](const Artifact&) { ++loads; };
+  const auto bound = [&](const Problem& p) {
+    return bind_operator(device_, p, default_plan_of(p));
+  };
+  for (const auto& folder : {directory_.path(), std::filesystem::path("/dev/null/none")}) {
+    loads = 0;
+    const auto cache = std::make_shared<Cache>(folder);
+    cache->on_degraded([](const std::string&) {});
+    KernelStore store(cache, 0);
+    for (int i = 0; i < 2; ++i) {
+      const auto op = bound(problem(16));
+      store.compile_ahead(*op);
+      EXPECT_EQ(op->steps.front().kernel, nullptr);
+    }
+    EXPECT_EQ(store.compiled(), 1) << folder;
+    EXPECT_EQ(loads, 0) << folder;
+    const auto op = bound(problem(16));
+    store.load(*op);
+    store.compile_ahead(*op);
+    EXPECT_NE(op->steps.front().kernel, nullptr);
+    EXPECT_EQ(op->steps.front().artifact_key, artifact_key_of(problem(16)));
+    EXPECT_EQ(store.compiled(), 1) << folder;
+    EXPECT_EQ(loads, 1) << folder;
+  }
+  KernelStore store(std::make_shared<Cache>(directory_.path()), 0);
+  for (std::int64_t V = 32; V < 48; ++V) {
+    const auto op = bound(problem(V));
+    std::thread ahead([&] { store.compile_ahead(*bound(problem(V))); });
+    store.load(*op);
+    ahead.join();
+    EXPECT_NE(op->steps.front().kernel, nullptr);
+    EXPECT_EQ(store.compiled(), V - 31);
+  }
+}
+
+TEST_F(PrepareTest, CompilesAheadThePlanThatPrepareTakes) {
+  for (const bool tuned : {false, true}) {
+    const Problem p = problem(tuned ? 128 : 32);
+    Runtime runtime(options(tuned ? std::make_shared<OnePlan>(other_plan_of(p)) : nullptr));
+    runtime.compile_ahead(device_, p);
+    EXPECT_EQ(runtime.compiled(), 1);
+    const Plan plan = runtime.prepare(device_, p).plan();
+    EXPECT_EQ(plan, tuned ? other_plan_of(p) : default_plan_of(p))
+        << ::testing::PrintToString(said_);
+    EXPECT_EQ(runtime.compiled(), 1);
+  }
+  Problem illegal = problem(16);
+  illegal.T = -1;
+  EXPECT_THROW(Runtime(options()).compile_ahead(device_, illegal), Error);
+}
+
 TEST_F(PrepareTest, ClaimsThatNeverEndDelayACallOnceAndLaterOnesLess) {
   const Cache stopped(directory_.path());
   std::vector<ArtifactClaim> held;

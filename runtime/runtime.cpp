@@ -53,25 +53,12 @@ class Runtime::Impl {
     // Results must not depend on stored winners.
     if (problem.batch_invariant) return prepare_default(device, problem);
     const ProblemKey key = problem_key(problem);
-    // The check binds the plan, which is not checked again then.
     std::shared_ptr<OperatorImpl> bound;
-    const std::optional<PlanChoice> choice =
-        source.find(device.info(), key, [&](const Plan& plan) -> std::string {
-          bound = nullptr;
-          if (is_refused(device, key, plan)) return "its kernels did not load";
-          try {
-            bound = bind(device, problem, plan);
-            return "";
-          } catch (const Error& error) {
-            return error.what();
-          }
-        });
+    const std::optional<PlanChoice> choice = choose(device, problem, key, source, bound);
     if (choice && !choice->passed_over.empty()) tell_of(device, key, *choice);
-    if (!choice || choice->origin == Origin::fallback || is_refused(device, key, choice->plan))
-      return prepare_default(device, problem);
+    if (!is_of_use(device, key, choice)) return prepare_default(device, problem);
     try {
-      if (bound == nullptr || bound->plan != choice->plan)  // a source need not ask
-        bound = bind(device, problem, choice->plan);
+      if (bound == nullptr) bound = bind(device, problem, choice->plan);
       return load(std::move(bound), choice->origin);
     } catch (const Error& error) {
       // If the default plan fails too, its exception is reported.
@@ -79,6 +66,18 @@ class Runtime::Impl {
       refuse(device, key, choice->plan, error);
       return op;
     }
+  }
+
+  void compile_ahead(const Device& device, const Problem& problem, PlanSource& source) {
+    const ProblemKey key = problem_key(problem);
+    std::shared_ptr<OperatorImpl> bound;
+    std::optional<PlanChoice> choice;
+    if (!problem.batch_invariant) choice = choose(device, problem, key, source, bound);
+    if (!is_of_use(device, key, choice))
+      bound = bind_default(device, problem);
+    else if (bound == nullptr)
+      bound = bind(device, problem, choice->plan);
+    kernels.compile_ahead(*bound);
   }
 
   std::shared_ptr<OperatorImpl> prepare(const Device& device, const Problem& problem,
@@ -104,9 +103,36 @@ class Runtime::Impl {
     return op;
   }
 
+  static std::shared_ptr<OperatorImpl> bind_default(const Device& device, const Problem& problem) {
+    return bind(device, problem, default_plan(problem, device.impl().target()),
+                /*is_default=*/true);
+  }
   std::shared_ptr<OperatorImpl> prepare_default(const Device& device, const Problem& problem) {
-    const Plan plan = default_plan(problem, device.impl().target());
-    return load(bind(device, problem, plan, /*is_default=*/true), Origin::fallback);
+    return load(bind_default(device, problem), Origin::fallback);
+  }
+
+  /// What the source says. `bound`: the operator by this plan where its check bound it, else null.
+  std::optional<PlanChoice> choose(const Device& device, const Problem& problem,
+                                   const ProblemKey& key, PlanSource& source,
+                                   std::shared_ptr<OperatorImpl>& bound) {
+    std::optional<PlanChoice> choice =
+        source.find(device.info(), key, [&](const Plan& plan) -> std::string {
+          bound = nullptr;
+          if (is_refused(device, key, plan)) return "its kernels did not load";
+          try {
+            bound = bind(device, problem, plan);
+            return "";
+          } catch (const Error& error) {
+            return error.what();
+          }
+        });
+    if (bound != nullptr && (!choice || bound->plan != choice->plan)) bound = nullptr;
+    return choice;
+  }
+  /// Whether there is a plan to be used, other than the default plan.
+  bool is_of_use(const Device& device, const ProblemKey& key,
+                 const std::optional<PlanChoice>& choice) WYVERN_EXCLUDES(mutex_) {
+    return choice && choice->origin != Origin::fallback && !is_refused(device, key, choice->plan);
   }
 
   static std::string family_of(const Device& device, const ProblemKey& key) {
@@ -205,6 +231,16 @@ Operator Runtime::prepare(const Device& device, const Problem& problem, PlanSour
   const DefaultFloatEnvironment plain;
   validate(problem);
   return Operator(impl_->prepare(device, problem, plans));
+}
+
+void Runtime::compile_ahead(const Device& device, const Problem& problem) {
+  compile_ahead(device, problem, *impl_->plans);
+}
+
+void Runtime::compile_ahead(const Device& device, const Problem& problem, PlanSource& plans) {
+  const DefaultFloatEnvironment plain;
+  validate(problem);
+  impl_->compile_ahead(device, problem, plans);
 }
 
 Stage Runtime::prepare_stage(const Device& device, const PlanStep& step, const Problem& problem) {

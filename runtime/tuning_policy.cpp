@@ -35,6 +35,14 @@ struct Tuning {
   std::atomic<bool> tuned{false};
 };
 
+/// Knows no plan, so that the default plan is taken.
+class DefaultPlanSource final : public PlanSource {
+ public:
+  std::optional<PlanChoice> find(const DeviceInfo&, const ProblemKey&, const PlanCheck&) override {
+    return {};
+  }
+};
+
 /// Signals are for the application's threads: a handler may expect to run in one of them.
 void block_signals() {
   sigset_t all;
@@ -81,6 +89,29 @@ class PolicyRuntime::Impl {
     return {runtime_.prepare(device, problem), nullptr};
   }
 
+  void compile_ahead(const Device& device, const Problem& problem, TuningPolicy policy)
+      WYVERN_EXCLUDES(mutex_) {
+    if (policy == TuningPolicy::on_miss) return;
+    const Lock lock(mutex_);
+    check_for_fork();
+    if (stopping_) return;
+    ahead_.push_back([this, device, problem, policy] {
+      DefaultPlanSource defaults;
+      if (policy == TuningPolicy::off) return runtime_.compile_ahead(device, problem, defaults);
+      if (policy == TuningPolicy::fixed) return runtime_.compile_ahead(device, problem, packs_);
+      runtime_.compile_ahead(device, problem);
+    });
+    if (compiling_) return;
+    if (compiler_) compiler_->join();  // it has nothing left to do
+    try {
+      compiler_ = std::make_unique<std::thread>([this] { compile_all_ahead(); });
+      compiling_ = true;
+    } catch (const std::system_error&) {  // no thread: prepare() compiles
+      compiler_ = nullptr;
+      ahead_.clear();
+    }
+  }
+
   std::size_t wait(std::chrono::duration<double> longest) WYVERN_EXCLUDES(mutex_) {
     constexpr double kYear = 3e7;
     const auto deadline =
@@ -95,16 +126,19 @@ class PolicyRuntime::Impl {
   }
 
   void stop() WYVERN_EXCLUDES(mutex_) {
-    std::unique_ptr<std::thread> thread;
+    std::unique_ptr<std::thread> thread, compiler;
     {
       const Lock lock(mutex_);
       check_for_fork();
       stopping_ = true;
       queue_.clear();
+      ahead_.clear();
       thread = std::move(thread_);
+      compiler = std::move(compiler_);
     }
     changed_->notify_all();
     if (thread) thread->join();
+    if (compiler) compiler->join();
   }
 
  private:
@@ -118,8 +152,11 @@ class PolicyRuntime::Impl {
     for (const auto& [name, tuning] : known_) tuning->ended = true;
     queue_.clear();
     busy_ = false;
+    ahead_.clear();
+    compiling_ = false;
     // Their destructors would wait for these threads.
     [[maybe_unused]] const std::thread* const thread = thread_.release();
+    [[maybe_unused]] const std::thread* const compiler = compiler_.release();
     [[maybe_unused]] const Condition* const changed = changed_.release();
     changed_ = std::make_unique<Condition>();
   }
@@ -193,6 +230,23 @@ class PolicyRuntime::Impl {
     changed_->notify_all();
   }
 
+  /// Releases its lock while it compiles, which Clang does not follow.
+  void compile_all_ahead() WYVERN_UNCHECKED_LOCKING {
+    block_signals();
+    Lock lock(mutex_);
+    while (!ahead_.empty()) {
+      const std::function<void()> compile = std::move(ahead_.front());
+      ahead_.pop_front();
+      lock.unlock();
+      try {
+        compile();
+      } catch (const std::exception&) {  // prepare() throws it again
+      }
+      lock.lock();
+    }
+    compiling_ = false;
+  }
+
   void work() WYVERN_EXCLUDES(mutex_) {
     block_signals();
     Lock lock(mutex_);
@@ -216,6 +270,9 @@ class PolicyRuntime::Impl {
   std::deque<std::shared_ptr<Tuning>> queue_ WYVERN_GUARDED_BY(mutex_);
   std::unique_ptr<std::thread> thread_ WYVERN_GUARDED_BY(mutex_);
   bool busy_ WYVERN_GUARDED_BY(mutex_) = false;  ///< something is being tuned
+  std::deque<std::function<void()>> ahead_ WYVERN_GUARDED_BY(mutex_);
+  std::unique_ptr<std::thread> compiler_ WYVERN_GUARDED_BY(mutex_);
+  bool compiling_ WYVERN_GUARDED_BY(mutex_) = false;  ///< compiler_ takes what ahead_ gets
   ::pid_t pid_ WYVERN_GUARDED_BY(mutex_) = ::getpid();
 };
 
@@ -227,6 +284,10 @@ PolicyRuntime::~PolicyRuntime() = default;
 PolicyRuntime::Prepared PolicyRuntime::prepare(const Device& device, const Problem& problem,
                                                TuningPolicy policy, double budget_s) {
   return impl_->prepare(device, problem, policy, budget_s);
+}
+void PolicyRuntime::compile_ahead(const Device& device, const Problem& problem,
+                                  TuningPolicy policy) {
+  impl_->compile_ahead(device, problem, policy);
 }
 std::size_t PolicyRuntime::wait(std::chrono::duration<double> longest) {
   return impl_->wait(longest);

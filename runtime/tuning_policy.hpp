@@ -61,9 +61,15 @@ class PolicyRuntime {
   Prepared prepare(const Device& device, const Problem& problem, TuningPolicy policy,
                    double budget_s);
 
+  /// Compiles the kernels that prepare() would need now, on a background thread; loads none.
+  /// Nothing after stop(), nor with on_miss, where a tuning comes first. Of what goes wrong
+  /// prepare() says why.
+  void compile_ahead(const Device& device, const Problem& problem, TuningPolicy policy);
+
   /// Waits until all tuning is done, at most `longest`; returns the number of problems left.
   std::size_t wait(std::chrono::duration<double> longest);
-  /// Stops the tuning in progress, keeps its measurements, and tunes nothing from then on.
+  /// Stops the tuning in progress, keeps its measurements, and tunes nothing from then on. Waits
+  /// for the plan that compile_ahead() compiles.
   void stop();
 
  private:

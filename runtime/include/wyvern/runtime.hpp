@@ -389,6 +389,15 @@ class Runtime {
   /// As the first, with `plans` in place of the runtime's own PlanSource.
   Operator prepare(const Device& device, const Problem& problem, PlanSource& plans);
 
+  /// Compiles into the cache the kernels that prepare() of the problem would compile now, and loads
+  /// none: it does not call the driver, so it may run on any thread, also while a graph is
+  /// captured. A prepare() meanwhile waits for the kernels that it needs and compiles none of them
+  /// again. Waits for them itself. Throws as prepare(), but a kernel that does not compile is no
+  /// error.
+  void compile_ahead(const Device& device, const Problem& problem);
+  /// The same with `plans` in place of the runtime's own PlanSource.
+  void compile_ahead(const Device& device, const Problem& problem, PlanSource& plans);
+
   /// Prepares one template for the problem's dimensions, dtypes, options, sizes and scale. A stage
   /// sums gates as they are, while an operator bounds them at -24.
   Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem);

@@ -322,6 +322,18 @@ WYVERN_C_API wyvern_status wyvern_prepare(wyvern_runtime* runtime, const wyvern_
                                           wyvern_operator** op);
 WYVERN_C_API void wyvern_operator_destroy(wyvern_operator* op);
 
+/* Version 2. Begins to compile the kernels that wyvern_prepare() of the same arguments would
+ * compile now, on a thread of the runtime, and returns: before the forward pass is prepared, for
+ * the backward pass, whose kernels then take no further time. Loads nothing, so a CUDA graph may be
+ * captured meanwhile. wyvern_prepare() waits for the kernels that it needs, and reports what went
+ * wrong. Does nothing with WYVERN_POLICY_ON_MISS. Destroying the runtime and
+ * wyvern_runtime_stop_tuning() wait for the plan that is being compiled. WYVERN_BAD_INPUT for an
+ * illegal problem and for a plan in `options`. */
+WYVERN_C_API wyvern_status wyvern_compile_ahead(wyvern_runtime* runtime,
+                                                const wyvern_device* device,
+                                                const wyvern_problem* problem,
+                                                const wyvern_prepare_options* options);
+
 /* Version 2. 1 where the operator was prepared with WYVERN_POLICY_BACKGROUND and its problem has
  * been tuned since, so that wyvern_prepare() returns a better one, in milliseconds; else, and for
  * NULL, 0. The operator remains valid, inside a captured graph too. Reads one number without a
@@ -333,8 +345,8 @@ WYVERN_C_API int wyvern_operator_is_outdated(const wyvern_operator* op);
 WYVERN_C_API wyvern_status wyvern_runtime_wait_for_tuning(wyvern_runtime* runtime, double seconds,
                                                           size_t* left);
 /* Version 2. Stops the tuning in progress within some seconds and keeps its measurements; the
- * runtime tunes nothing from then on. For the end of a program that does not destroy its runtime;
- * destroying it does the same. */
+ * runtime tunes nothing and compiles nothing ahead from then on. For the end of a program that does
+ * not destroy its runtime; destroying it does the same. */
 WYVERN_C_API wyvern_status wyvern_runtime_stop_tuning(wyvern_runtime* runtime);
 
 /* Bytes of device memory that a launch needs besides its tensors. */

@@ -276,6 +276,7 @@ void make_dense(Tensor& tensor, wyvern_tensor& described, const Place& place) {
 /// nothing is lost where a later step throws.
 struct Call {
   std::string problem;
+  bool gradients = false;
   std::array<Tensor, kInputs.size() + kMostBeside> tensors;
   Tensor cu_seqlens_cpu;
   std::vector<Tensor> kept;
@@ -322,10 +323,18 @@ std::vector<Element> take_list(StableIValue value, Element (*take)(StableIValue)
 
 std::int64_t take_integer(StableIValue value) { return static_cast<std::int64_t>(value); }
 
+/// Whether the text had that ending, which it has no longer.
+bool drop_last(std::string& text, std::string_view ending) {
+  if (!text.ends_with(ending)) return false;
+  text.resize(text.size() - ending.size());
+  return true;
+}
+
 Call take(const StableIValue* stack, Operation operation) {
   Call call;
   std::size_t at = 0;
   call.problem = take_string(stack[at++]);
+  call.gradients = operation == Operation::forward && drop_last(call.problem, " gradients=1");
   for (std::size_t i = 0; i < kInputs.size(); ++i, ++at)
     call.tensors[i] = i < kRequired ? take_tensor(stack[at]) : take_optional(stack[at]);
   call.cu_seqlens_cpu = take_optional(stack[at++]);
@@ -483,6 +492,7 @@ std::vector<Tensor> run(Call& call, Operation operation) {
 
   Request request;
   request.problem = call.problem;
+  request.gradients = call.gradients;
   request.operation = operation;
   request.cuda_device = place.type == numbers().cuda ? place.index : -1;
   request.stream = stream_of(place);
@@ -662,6 +672,8 @@ WYVERN_EXTENSION double wyvern_extension_tuning_budget(double seconds) {
   return set_tuning_budget(seconds);
 }
 
+/// The same as stop(), before the process ends: compilers cannot go on while it does.
+WYVERN_EXTENSION void wyvern_extension_stop() { stop(); }
 /// The same as wait_for_tuning(); below 0 where no runtime can be made.
 WYVERN_EXTENSION std::int64_t wyvern_extension_wait_for_tuning(double seconds) {
   try {

@@ -485,17 +485,44 @@ std::string describe(const std::string& key, const wyvern_operator* op, std::int
          origin_name(origin) + R"(", "plan": )" + plan + "}";
 }
 
-std::shared_ptr<const Prepared> prepare(const Request& request) {
-  check_dtypes(request);
+/// The problem of the request, without the field of its text that is named.
+std::unique_ptr<const Problem> problem_of(const Request& request, std::string_view without = {}) {
   auto fields = fields_of(request.problem);
   const auto op = std::find_if(fields.begin(), fields.end(),
                                [](const auto& field) { return field.first == "op"; });
   if (op == fields.end()) throw Refusal(Kind::value, "problem names no operator (op=...)");
-  Problem problem(op->second);
+  auto problem = std::make_unique<Problem>(op->second);
   for (const auto& [field, value] : fields)
-    if (field != "op") problem.set_text(field, value);
-  fill(problem, request);
-  check(wyvern_problem_validate(problem.get()));
+    if (field != "op" && field != without) problem->set_text(field, value);
+  fill(*problem, request);
+  check(wyvern_problem_validate(problem->get()));
+  return problem;
+}
+
+/// Compiles the backward pass beside the forward pass of the request. That final states have no
+/// gradient is a guess. What is wrong the call of the backward pass says.
+void compile_backward_ahead(const Request& request) {
+  try {
+    std::vector<wyvern_tensor> tensors(request.tensors.begin(), request.tensors.end());
+    tensors.resize(kInputs.size() + kOutputGradients.size());
+    Request backward = request;
+    backward.operation = Operation::backward;
+    backward.tensors = tensors;
+    const auto problem = problem_of(backward, "keep_output");
+    if (!plan_in_use(key_of(*problem)).empty()) return;
+    wyvern_prepare_options options = WYVERN_PREPARE_OPTIONS_INIT;
+    options.policy = current_policy.load(std::memory_order_relaxed);
+    check(
+        wyvern_compile_ahead(runtime(), device_of(request.cuda_device), problem->get(), &options));
+  } catch (const Refusal&) {
+  }
+}
+
+std::shared_ptr<const Prepared> prepare(const Request& request) {
+  check_dtypes(request);
+  const auto given = problem_of(request);
+  const Problem& problem = *given;
+  if (request.gradients) compile_backward_ahead(request);
 
   wyvern_prepare_options options = WYVERN_PREPARE_OPTIONS_INIT;
   options.policy = current_policy.load(std::memory_order_relaxed);
@@ -637,7 +664,7 @@ wyvern_runtime* runtime() {
   if (shared().runtime == nullptr) {
     check(wyvern_runtime_create(nullptr, &shared().runtime));
     // The runtime is never destroyed, and the process must not end under the tuner's feet.
-    std::atexit([] { wyvern_runtime_stop_tuning(shared().runtime); });
+    std::atexit(stop);
   }
   return shared().runtime;
 }
@@ -648,6 +675,14 @@ std::size_t wait_for_tuning(double seconds) {
   std::size_t left = 0;
   check(wyvern_runtime_wait_for_tuning(runtime(), seconds, &left));
   return left;
+}
+void stop() {
+  wyvern_runtime* running = nullptr;
+  {
+    const Lock lock(shared().mutex);
+    running = shared().runtime;
+  }
+  if (running != nullptr) wyvern_runtime_stop_tuning(running);
 }
 std::string described() {
   const Lock lock(shared().mutex);

@@ -128,6 +128,7 @@ struct Request {
   /// "op=kda use_qk_l2norm=1 scale=0.5": fields of a problem (wyvern_field_get() lists them) by
   /// name. Those that the tensors say (dimensions, dtypes, what is given) are left out.
   std::string_view problem;
+  bool gradients = false;  ///< a backward pass is to follow: its kernels are compiled meanwhile
   Operation operation = Operation::forward;
   std::int32_t cuda_device = -1;  ///< -1: the CPU
   void* stream = nullptr;         ///< of the GPU: asked whether it is captured
@@ -190,6 +191,8 @@ double set_tuning_budget(double seconds);
 /// Waits until nothing is left to tune in the background, but no longer than is said; how many
 /// problems are left. Throws Refusal.
 std::size_t wait_for_tuning(double seconds);
+/// Stops the tuning in progress, waits for what is compiled ahead, and begins neither from then on.
+void stop();
 /// The process's runtime, made at the first call; never destroyed. Throws Refusal.
 wyvern_runtime* runtime();
 /// What is in the process's table, as JSON: [{"problem": key, "device", "origin", "plan"}].

@@ -241,6 +241,46 @@ def test_nothing_changes_while_a_graph_is_captured(start) -> None:
     ))
 
 
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("op", ["chunk_gated_delta_rule", "chunk_kda"])
+def test_the_backward_pass_is_compiled_beside_the_forward_pass(start, tmp_path, op: str, norm: bool) -> None:
+    code = f"""
+    import ctypes
+    from wyvern._extension import extension, library
+
+    library().wyvern_runtime_compiled.restype = ctypes.c_int64
+    library().wyvern_runtime_compiled.argtypes = [ctypes.c_void_p]
+    extension().wyvern_extension_runtime.restype = ctypes.c_void_p
+    compiled = lambda: library().wyvern_runtime_compiled(extension().wyvern_extension_runtime())
+    q, k, v = (torch.randn(1, 100, 2, 32, requires_grad=True) for _ in range(3))
+    g = -torch.rand(1, 100, 2, *([32] if {op == "chunk_kda"} else []))
+    norm = dict(norm_gate=torch.randn(1, 100, 2, 32), norm_weight=torch.rand(32)) if {norm} else dict()
+    forward = lambda: ops.{op}(q, k, v, g, torch.rand(1, 100, 2), **norm)[0]
+    """
+
+    def run(cache: str, then: str) -> str:
+        process = start(code + then, WYVERN_CACHE_DIR=str(tmp_path / cache))
+        out, said = process.communicate(timeout=600)
+        assert process.returncode == 0, said
+        return out
+
+    alone = int(run("alone", "with no_grad: forward()\n    print(compiled())"))
+    both = int(run("both", "forward().sum().backward(); print(compiled())"))
+    assert 0 < alone < both
+    run(
+        "beside",
+        f"""
+    o = forward()
+    while compiled() < {both}:  # though nobody has asked for gradients
+        time.sleep(0.01)
+    o.sum().backward()
+    assert compiled() == {both}
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+    """,
+    )
+    run("ends", "forward()")  # the process waits for what is being compiled
+
+
 def test_what_is_no_policy() -> None:
     import wyvern
 

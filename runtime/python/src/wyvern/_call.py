@@ -2,7 +2,8 @@
 
 ``wyvern::forward`` and ``wyvern::backward`` take a problem as text, "op=kda scale=0.5", whose names are
 the fields that ``wyvern_field_get()`` lists; in Python it is a dictionary until it crosses
-(``text_of``). They give a list of the tensors that the problem has:
+(``text_of``). A forward pass's may end in ``gradients=1``: a backward pass is to follow, and its kernels are
+compiled meanwhile. They give a list of the tensors that the problem has:
 
 * forward: o, final_state, intermediate_states, final_conv_state, then what ``disable_recompute=1`` and
   ``keep_output=1`` keep for the backward pass (``KEPT``);
@@ -273,7 +274,8 @@ def _texts(problem: Problem, text: str, disable_recompute: bool) -> tuple[str, s
     if disable_recompute:
         problem = {**problem, "disable_recompute": 1}
         text = text_of(problem)
-    return text, text_of({**problem, "keep_output": 1}) if "output_norm" in problem else text
+    keeping = {"keep_output": 1} if "output_norm" in problem else {}
+    return text, text_of({**problem, **keeping, "gradients": 1})
 
 
 class _Recurrence(torch.autograd.Function):

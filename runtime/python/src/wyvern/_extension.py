@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import glob
@@ -49,6 +50,7 @@ def load() -> None:
     if torch.version.cuda is not None:
         _map_nvrtc()
     problem = extension().wyvern_extension_load().decode()
+    atexit.register(extension().wyvern_extension_stop)
     if problem:
         raise ImportError(problem.removeprefix("wyvern.RuntimeError: "))
 

@@ -284,6 +284,7 @@ def _problem(
     """The operator, the device and the fields of a call, as the library reads it (prepared.cpp)."""
     fields = fields_of(problem)
     operator = fields.pop("op")
+    fields.pop("gradients", None)  # no field of a problem
     fields |= {
         "B": str(q.shape[0]),
         "T": str(q.shape[1]),
