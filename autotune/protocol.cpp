@@ -32,6 +32,9 @@ struct Writer {
   void operator()(const std::string& name, const std::optional<Activation>& value) const {
     if (value) out[name] = text_of(*value);
   }
+  void operator()(const std::string& name, const std::optional<DType>& value) const {
+    if (value) out[name] = text_of(*value);
+  }
   void operator()(const std::string& name, Pass value) const { out[name] = text_of(value); }
   template <class T>
   void operator()(const std::string& name, const std::optional<T>& value) const {
@@ -54,6 +57,9 @@ struct Reader {
   }
   void operator()(const std::string& name, std::optional<Activation>& value) const {
     if (in.contains(name)) value = parse_activation(in.at(name).get<std::string>()).value();
+  }
+  void operator()(const std::string& name, std::optional<DType>& value) const {
+    if (in.contains(name)) value = parse_dtype(in.at(name).get<std::string>()).value();
   }
   void operator()(const std::string& name, Pass& value) const {
     const auto text = in.at(name).get<std::string>();

@@ -88,6 +88,7 @@ inline constexpr auto kArguments = [] {
       {"final_state", &A::final_state, output, 12},
       {"intermediate_states", &A::intermediate_states, output, 10},
       {"final_conv_state", &A::final_conv_state, output, 13},
+      {"o_scale", &A::o_scale, output, 16},
       {"conv_state", &A::conv_state, updated, 14},
       {"intermediate_conv_states", &A::intermediate_conv_states, updated, 15},
       {"dq", &A::dq, gradient},

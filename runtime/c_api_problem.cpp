@@ -115,10 +115,13 @@ void set(std::string& member, const ProblemField& /*field*/, std::string_view va
 void set(Pass& member, const ProblemField& field, std::string_view value) {
   member = named(field, value, std::array{Pass::forward, Pass::backward, Pass::recurrent});
 }
+constexpr std::array kNumbers{DType::fp32,  DType::fp16,        DType::bf16,       DType::int32,
+                              DType::int64, DType::float8_e4m3, DType::float8_e5m2};
 void set(DType& member, const ProblemField& field, std::string_view value) {
-  member = named(field, value,
-                 std::array{DType::fp32, DType::fp16, DType::bf16, DType::int32, DType::int64,
-                            DType::float8_e4m3, DType::float8_e5m2});
+  member = named(field, value, kNumbers);
+}
+void set(std::optional<DType>& member, const ProblemField& field, std::string_view value) {
+  member = named(field, value, kNumbers);
 }
 void set(std::optional<Precision>& member, const ProblemField& field, std::string_view value) {
   member = named(field, value, std::array{Precision::tf32, Precision::tf32x3, Precision::ieee});

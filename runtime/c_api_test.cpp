@@ -396,6 +396,11 @@ TEST(CApiProblem, ANormOfOIsNamedByItsActivation) {
   ASSERT_GOOD(wyvern_problem_set_text(problem, "output_norm", "sigmoid"));
   ASSERT_GOOD(wyvern_problem_set_real(problem, "norm_eps", 1e-5));
   EXPECT_GOOD(wyvern_problem_validate(problem));
+  EXPECT_BAD(wyvern_problem_set_text(problem, "output_dtype", "fp8"), "output_dtype is 'fp8'",
+             "float8_e4m3");
+  ASSERT_GOOD(wyvern_problem_set_text(problem, "output_dtype", "float8_e4m3"));
+  EXPECT_GOOD(wyvern_problem_validate(problem));
+  ASSERT_GOOD(wyvern_problem_unset(problem, "output_dtype"));
   ASSERT_GOOD(wyvern_problem_unset(problem, "output_norm"));
   EXPECT_BAD(wyvern_problem_validate(problem), "norm_eps is 1e-05", "output_norm is set");
   wyvern_problem_destroy(problem);

@@ -151,6 +151,9 @@ Extents sizes_of(const Problem& problem, PlanShape shape, Rows rows) {
   e.CP = checkpoint_rows(problem);
   e.P = (problem.B * problem.T * problem.HV + kNormPartRows - 1) / kNormPartRows;
   e.TP = (problem.B * problem.T + kConvPartTokens - 1) / kConvPartTokens;
+  const ScaleShape scales = output_scale_shape(problem);
+  e.SR = scales.rows;
+  e.SC = scales.columns;
   return e;
 }
 
@@ -430,7 +433,8 @@ Problem summary_of(Problem problem) {
       false;
   problem.output_norm.reset();
   problem.norm_eps.reset();
-  problem.keep_output = false;
+  problem.output_dtype.reset();
+  problem.output_scale_tokens_last = problem.keep_output = false;
   return problem;
 }
 

@@ -181,6 +181,29 @@ TEST(Plans, ConvolveInFrontOfTheRecurrentPass) {
   expect_convolved_in_front(plain, "short_conv_step", "recurrent_conv.hopper");
 }
 
+/// What o is else is quantized by a last step, behind kernels that normalize it too.
+TEST(Plans, QuantizeOBehindAllElse) {
+  Problem plain = gated(true);
+  plain.H = 16, plain.HV = 32, plain.K = plain.V = 128;
+  plain.output_norm = Activation::silu;
+  const Target hopper = cuda_target("sm_90a");
+  for (const Pass pass : {Pass::forward, Pass::recurrent}) {
+    plain.pass = pass;
+    Problem p = plain;
+    p.output_dtype = DType::float8_e4m3;
+    for (const Target& target : {host_target(), hopper}) {
+      std::vector<Plan> wanted = enumerate_plans(plain, target, 64);
+      const std::vector<Plan> plans = enumerate_plans(p, target, 64);
+      ASSERT_EQ(plans.size(), wanted.size());
+      for (std::size_t i = 0; i < plans.size(); ++i) {
+        EXPECT_EQ(find_template(plans[i].back().template_id)->name, "output_quantize");
+        wanted[i].push_back(plans[i].back());
+        EXPECT_EQ(plans[i], wanted[i]);
+      }
+    }
+  }
+}
+
 /// Blocks of whole rows of o normalize them, unless o before the norm is wanted too.
 TEST(Plans, NormalizeOInTheForwardKernel) {
   Problem p = gated(true);

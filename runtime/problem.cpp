@@ -11,6 +11,7 @@
 #include "runtime/base/nearest_names.hpp"
 #include "runtime/operators/operator.hpp"
 #include "runtime/problem_fields.hpp"
+#include "templates/device/extents.hpp"
 
 namespace wyvern {
 namespace {
@@ -199,11 +200,28 @@ void check_drafts(const Problem& p) {
     bad("output_final_state", "true", "false with parent: a tree has no one state to end with");
 }
 
+void check_output_dtype(const Problem& p) {
+  if (!p.output_dtype) {
+    if (p.output_scale_tokens_last)
+      bad("output_scale_tokens_last", "true", "false unless output_dtype is float8_e4m3");
+    return;
+  }
+  check_dtype("output_dtype", *p.output_dtype, {DType::float8_e4m3});
+  const auto refuse = [&](bool given, std::string_view why) {
+    if (given) bad("output_dtype", to_string(*p.output_dtype), fmt::format("absent {}", why));
+  };
+  refuse(!p.output_norm, "unless output_norm is set");
+  refuse(p.keep_output, "with keep_output: its o has no gradient");
+  refuse(p.V % kScaledColumns != 0,
+         fmt::format("where V is {}, no multiple of {}", p.V, kScaledColumns));
+}
+
 void check_output_norm(const Problem& p) {
   if (p.norm_eps && !(std::isfinite(*p.norm_eps) && *p.norm_eps > 0))
     bad("norm_eps", *p.norm_eps, "finite and above 0");
   if (p.norm_eps && !p.output_norm)
     bad("norm_eps", *p.norm_eps, "absent unless output_norm is set");
+  check_output_dtype(p);
   if (!p.keep_output) return;
   if (!p.output_norm) bad("keep_output", "true", "false unless output_norm is set");
   if (p.inplace_state)
@@ -469,6 +487,14 @@ float scale_of(const Problem& problem) noexcept {
 }
 
 float norm_eps_of(const Problem& problem) noexcept { return problem.norm_eps.value_or(1e-6F); }
+
+ScaleShape output_scale_shape(const Problem& problem) noexcept {
+  if (!problem.output_dtype) return {};
+  const std::int64_t tokens = problem.B * problem.T;
+  const std::int64_t scales = problem.HV * (problem.V / kScaledColumns);
+  if (problem.output_scale_tokens_last) return {scales, (tokens + 3) / 4 * 4};
+  return {tokens, scales};
+}
 
 std::int64_t conv_channels(const Problem& problem) noexcept {
   const std::int64_t keys = problem.H * problem.K, values = problem.HV * problem.V;

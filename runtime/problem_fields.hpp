@@ -61,7 +61,7 @@ struct ProblemField {
       std::variant<std::string Problem::*, Pass Problem::*, std::int64_t Problem::*,
                    bool Problem::*, DType Problem::*, std::optional<float> Problem::*,
                    std::optional<Precision> Problem::*, std::optional<Activation> Problem::*,
-                   std::optional<std::int64_t> Problem::*>;
+                   std::optional<DType> Problem::*, std::optional<std::int64_t> Problem::*>;
 
   std::string_view name;  ///< in Problem and in the worker's protocol
   Member member;          ///< its default is the one of a new Problem

@@ -19,13 +19,13 @@ TEST(ProblemFields, AreAllThere) {
   auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
          f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, f31, f32, f33, f34, f35, f36, f37, f38,
          f39, f40, f41, f42, f43, f44, f45, f46, f47, f48, f49, f50, f51, f52, f53, f54, f55, f56,
-         f57, f58, f59, f60, f61, f62, f63, f64, f65, f66] = problem;
-  std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10, &f11,
-                               &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20, &f21, &f22,
-                               &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30, &f31, &f32, &f33,
-                               &f34, &f35, &f36, &f37, &f38, &f39, &f40, &f41, &f42, &f43, &f44,
-                               &f45, &f46, &f47, &f48, &f49, &f50, &f51, &f52, &f53, &f54, &f55,
-                               &f56, &f57, &f58, &f59, &f60, &f61, &f62, &f63, &f64, &f65, &f66};
+         f57, f58, f59, f60, f61, f62, f63, f64, f65, f66, f67, f68] = problem;
+  std::set<const void*> fields{
+      &f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10, &f11, &f12, &f13, &f14,
+      &f15, &f16, &f17, &f18, &f19, &f20, &f21, &f22, &f23, &f24, &f25, &f26, &f27, &f28,
+      &f29, &f30, &f31, &f32, &f33, &f34, &f35, &f36, &f37, &f38, &f39, &f40, &f41, &f42,
+      &f43, &f44, &f45, &f46, &f47, &f48, &f49, &f50, &f51, &f52, &f53, &f54, &f55, &f56,
+      &f57, &f58, &f59, &f60, &f61, &f62, &f63, &f64, &f65, &f66, &f67, &f68};
   const void* before = nullptr;
   for (const ProblemField& field : problem_fields()) {
     const void* const at =
@@ -235,6 +235,11 @@ TEST(ProblemKey, TellsNewOptionsApart) {
   EXPECT_EQ(problem_key(problem).family, plain + "/output_norm=silu");
   problem.output_norm = Activation::sigmoid, problem.norm_eps = 1e-5F;  // of a launch
   EXPECT_EQ(problem_key(problem).family, plain + "/output_norm=sigmoid");
+  problem.output_dtype = DType::float8_e4m3;
+  EXPECT_EQ(problem_key(problem).family, plain + "/output_norm=sigmoid/output=float8_e4m3");
+  problem.output_scale_tokens_last = true;
+  EXPECT_EQ(problem_key(problem).family,
+            plain + "/output_norm=sigmoid/output=float8_e4m3,tokens_last");
   problem = {};
   problem.short_conv = 4;
   EXPECT_EQ(problem_key(problem).family, plain + "/short_conv=4");

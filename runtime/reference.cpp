@@ -503,12 +503,36 @@ Reference backward(const Context& c, unsigned threads) {
 
 }  // namespace
 
+namespace {
+
+/// Divides o by the scales of its groups of columns, which become o_scale.
+void scale_output(const Problem& p, Reference& result) {
+  const ScaleShape shape = output_scale_shape(p);
+  const std::int64_t groups = p.HV * (p.V / kScaledColumns), tokens = p.B * p.T;
+  Doubles &o = result.at("o"), &scales = result["o_scale"];
+  scales = zeros(shape.rows * shape.columns);
+  for (std::int64_t i = 0; i < tokens * groups; ++i) {
+    const std::span columns(o.data() + i * kScaledColumns, index(kScaledColumns));
+    double most = 1e-10;
+    for (const double x : columns) most = std::max(most, std::fabs(x));
+    const std::int64_t token = i / groups, group = i % groups;
+    const std::int64_t at = p.output_scale_tokens_last ? group * shape.columns + token : i;
+    scales[index(at)] = most / 448;
+    for (double& x : columns) x /= most / 448;
+  }
+}
+
+}  // namespace
+
 Reference reference(const Problem& problem, const Arguments& host, unsigned threads) {
   validate(problem);
   require_inputs(problem, host);
   const auto carry_out = [&](const Arguments& inputs) {
     const Context context(problem, inputs);
-    return problem.pass == Pass::backward ? backward(context, threads) : forward(context, threads);
+    Reference result =
+        problem.pass == Pass::backward ? backward(context, threads) : forward(context, threads);
+    if (problem.output_dtype) scale_output(problem, result);
+    return result;
   };
   if (!problem.short_conv) return carry_out(host);
   const ConvolvedRows rows(problem, host);
@@ -567,7 +591,8 @@ double error_bound(const Problem& problem, std::string_view name) {
     double bits16, fp32, tf32;
   };
   constexpr Row kRows[] = {
-      {{"o", "o_raw", "final_state", "intermediate_states", "state", "checkpoints", "summary"},
+      {{"o", "o_raw", "o_scale", "final_state", "intermediate_states", "state", "checkpoints",
+        "summary"},
        5e-3,
        1e-5,
        1e-3},
@@ -584,6 +609,7 @@ double error_bound(const Problem& problem, std::string_view name) {
     const TensorRule& rule = definition_of(problem).rule(name);
     if (name == "state" && is_float8(rule.dtype(problem)))
       return row.bits16 + float8_rounding(rule.dtype(problem));
+    if (name == "o" && is_float8(rule.dtype(problem))) return float8_rounding(rule.dtype(problem));
     // An output stored in 16 bits has the bound of 16-bit problems, for any dtype of inputs.
     if (problem.dtype != DType::fp32 || size_of(rule.dtype(problem)) == 2) return row.bits16;
     return precision_floor(problem) == Precision::tf32 ? row.tf32 : row.fp32;

@@ -87,6 +87,7 @@
   X(CONV_INPLACE, "both are in slots of the pool conv_state")                                \
   X(CONV_TOKENS_FIRST, "slots of conv_state have channels side by side")                     \
   X(KEEP_OUTPUT, "with OUTPUT_NORM: o before the norm is written too")                        \
+  X(SCALE_TOKENS_LAST, "o_scale has tokens side by side, not the scales of one")              \
   X(TRANSITION, "summaries hold M beside R")                                        \
   X(BACKWARDS, "gradients of states go through ranges from last to first")                  \
   X(SUMMARY, "maps of all segments are found, for a summary of their sequence")               \

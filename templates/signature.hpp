@@ -68,6 +68,8 @@ inline constexpr ExtentName R{"R", &Extents::R};
 inline constexpr ExtentName D{"D", &Extents::D};
 inline constexpr ExtentName P{"P", &Extents::P};
 inline constexpr ExtentName TP{"TP", &Extents::TP};
+inline constexpr ExtentName SR{"SR", &Extents::SR};
+inline constexpr ExtentName SC{"SC", &Extents::SC};
 }  // namespace extent
 
 /// One dimension of a tensor: a size of the launch, a constant, a tunable or a number.

@@ -16,7 +16,7 @@ import sys
 
 # What shares a bound (runtime/SPECIFICATION.md, section 5), by pass.
 COLUMNS = (
-    ("forward", ("forward", {"o", "o_raw", "final_state", "intermediate_states", "summary"})),
+    ("forward", ("forward", {"o", "o_raw", "o_scale", "final_state", "intermediate_states", "summary"})),
     ("backward: q k v", ("backward", {"dq", "dk", "dv", "dinitial_state", "dsummary", "dinitial_conv_state"})),
     ("backward: gates", ("backward", {"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias",
                                       "dnorm_weight", "dnorm_gate", "dconv_weight", "dconv_bias"})),
@@ -50,6 +50,7 @@ KINDS = (
     ("checkpoint_every", "checkpoint_offsets", "fp32_checkpoints"),
     ("index_columns", "intermediate_rows", "parent", "disable_state_update"),
     ("output_norm silu", "output_norm sigmoid", "keep_output"),
+    ("output_dtype float8_e4m3", "output_scale_tokens_last"),
     ("short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none"),
     ("conv_bias", "conv_weight as q", "initial_conv_state", "output_conv_state"),
     ("inplace_conv_state", "conv_columns", "conv_tokens_first"),

@@ -59,6 +59,12 @@ TensorRules layer_tensors() {
       {"norm_weight", input, values, weight, always_fp32, with_norm},
       {"norm_gate", input, values, each, dtype_of_rows, with_norm, kStrided},
       {"o_raw", kept, values, each, dtype_of_rows, with_rows},
+      {"o_scale",
+       output,
+       computed,
+       {TensorDim::scale_rows, TensorDim::scale_columns},
+       always_fp32,
+       [](const Problem& p) { return p.output_dtype.has_value(); }},
       {"dnorm_weight", output, computed, weight, always_fp32, with_gradient},
       {"dnorm_gate", output, computed, each, dtype_of_rows, with_gradient, kStrided},
   };
@@ -85,6 +91,10 @@ void add_layer_stages(const Problem& p, std::vector<StageUse>& uses) {
   if (p.pass == Pass::forward && p.output_norm) {
     rename_all(uses, "o", "o_raw");
     uses.push_back({&stages::output_norm, {}, {}});
+  }
+  if (p.output_dtype) {
+    rename_all(uses, "o", "o_norm");
+    uses.push_back({&stages::output_quantize, {}, {}});
   }
   if (backward && p.output_norm)
     uses.insert(uses.begin(), {&stages::output_norm_bwd, {{"do_raw", "do"}}, {}});

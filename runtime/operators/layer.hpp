@@ -18,7 +18,8 @@ TensorRules layer_tensors();
 /// for: in front of every pass the convolution, whose rows take the place of q, k and v, and
 /// behind the backward pass its gradients, from those of the convolved rows; behind the forward
 /// pass the norm of o, which is then written as o_raw first, and in front of the backward pass its
-/// gradient, which takes the place of `do`. The recurrent pass normalizes o itself.
+/// gradient, which takes the place of `do`. The recurrent pass normalizes o itself. With
+/// output_dtype o is quantized last of all, from what it is else, which is o_norm then.
 void add_layer_stages(const Problem& problem, std::vector<StageUse>& uses);
 
 }  // namespace wyvern

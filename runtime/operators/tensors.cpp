@@ -46,6 +46,9 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   const std::int64_t before = p.short_conv.value_or(1) - 1;
   set(TensorDim::conv_draft_rows, p.conv_tokens_first ? before : conv_channels(p));
   set(TensorDim::conv_draft_columns, p.conv_tokens_first ? conv_channels(p) : before);
+  const ScaleShape scales = output_scale_shape(p);
+  set(TensorDim::scale_rows, scales.rows);
+  set(TensorDim::scale_columns, scales.columns);
   set(TensorDim::summary_columns, p.V + (p.transition ? p.K : 0));
   const std::int64_t segments = chunk_slots(p.B, p.num_householder * p.T, p.N, p.packed,
                                             chunk * p.segment_chunks.value_or(1));
@@ -93,6 +96,8 @@ std::string_view symbol(TensorDim dim, const Problem& p) {
     case TensorDim::conv_draft_rows: return p.conv_tokens_first ? "W-1" : "C";
     case TensorDim::conv_draft_columns: return p.conv_tokens_first ? "C" : "W-1";
     case TensorDim::summary_columns: return p.transition ? "V+K" : "V";
+    case TensorDim::scale_rows: return p.output_scale_tokens_last ? "HV V/128" : "B T";
+    case TensorDim::scale_columns: return p.output_scale_tokens_last ? "4 ceil(B T/4)" : "HV V/128";
     case TensorDim::NS: return "NS";
   }
   return "?";
@@ -129,6 +134,7 @@ bool Dims::has(TensorDim dim) const noexcept {
 }
 
 DType dtype_of_rows(const Problem& p) { return p.dtype; }
+DType dtype_of_output(const Problem& p) { return p.output_dtype.value_or(p.dtype); }
 DType dtype_of_rates(const Problem& p) { return p.beta_dtype; }
 DType always_fp32(const Problem&) { return DType::fp32; }
 bool always(const Problem&) { return true; }
@@ -146,7 +152,7 @@ TensorRules row_tensors(TensorDim rows) {
       {"k", input, directions, key, dtype_of_rows, always, kStrided},
       {"v", input, values, value, dtype_of_rows, outside_backward_summary, kStrided},
       {"do", input, values, out, dtype_of_rows, in_backward, kStrided},
-      {"o", output, computed, out, dtype_of_rows, with_output, kStrided},
+      {"o", output, computed, out, dtype_of_output, with_output, kStrided},
       {"dq", output, computed, query, dtype_of_rows, with_gradients},
       {"dk", output, computed, key, dtype_of_rows, with_gradients},
       {"dv", output, computed, value, dtype_of_rows, with_gradients},

@@ -42,9 +42,11 @@ enum class TensorDim : std::uint8_t {
                        ///< columns
   conv_draft_columns,  ///< of such a window: the other
   summary_columns,     ///< V, or V + K with transition
+  scale_rows,          ///< of o_scale: output_scale_shape()
+  scale_columns,       ///< of o_scale
   NS,                  ///< segments of segment_chunks chunks of kept_chunk_size() rows of k
 };
-inline constexpr std::size_t kDims = 27;
+inline constexpr std::size_t kDims = 29;
 
 /// A shape in symbols.
 struct Dims {
@@ -105,8 +107,9 @@ inline constexpr bool kStrided = true;
 using TensorRules = std::vector<TensorRule>;
 
 // Dtypes and presences that rules share.
-DType dtype_of_rows(const Problem& problem);   ///< Problem::dtype
-DType dtype_of_rates(const Problem& problem);  ///< Problem::beta_dtype
+DType dtype_of_rows(const Problem& problem);    ///< Problem::dtype
+DType dtype_of_output(const Problem& problem);  ///< Problem::output_dtype, or Problem::dtype
+DType dtype_of_rates(const Problem& problem);   ///< Problem::beta_dtype
 DType always_fp32(const Problem& problem);
 bool always(const Problem& problem);
 bool in_backward(const Problem& problem);

@@ -10,6 +10,9 @@ inline constexpr int kNormPartRows = 256;
 /// Tokens of one part of a sum over all of them.
 inline constexpr int kConvPartTokens = 256;
 
+/// Columns of o that share a scale of o_scale.
+inline constexpr int kScaledColumns = 128;
+
 /// Sizes of a launch; passed to every kernel after its tensors.
 struct Extents {
   long long B = 0;           ///< batch size; 1 for a packed batch
@@ -29,6 +32,8 @@ struct Extents {
   long long D = 0;           ///< tokens a row of it and of parent
   long long P = 0;           ///< parts of a sum over all rows of o, kNormPartRows each
   long long TP = 0;          ///< parts of a sum over all tokens, kConvPartTokens each
+  long long SR = 0;          ///< rows of o_scale
+  long long SC = 0;          ///< columns of o_scale
   int H = 1;                 ///< query and key heads
   int HV = 1;                ///< value heads, a multiple of H
 

@@ -53,6 +53,12 @@ inline constexpr StageDefinition output_norm{
      tensor::norm_gate.when({}),
      tensor::o}};
 
+inline constexpr StageDefinition output_quantize{
+    "output_quantize", "O = e4m3(O_norm / s), s = max |O_norm| / 448 of each 128 columns.",
+    {{"o_norm", Access::in, constant::DTYPE, {extent::B, extent::T, constant::HV, constant::V}},
+     {"o", Access::out, DType::float8_e4m3, {extent::B, extent::T, constant::HV, constant::V}},
+     {"o_scale", Access::out, DType::fp32, {extent::SR, extent::SC}}}};
+
 inline constexpr StageDefinition output_norm_bwd{
     "output_norm_bwd", "Gradients of O_raw and norm_gate from that of O, and parts of that of norm_weight.",
     {tensor::do_,

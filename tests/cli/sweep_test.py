@@ -32,16 +32,17 @@ def options_of(op):
     if op == "gated_delta_product":
         checkpoints = set()
     drafts, norms = set(), {"output_norm silu", "output_norm sigmoid"}
+    quantized = {"output_dtype float8_e4m3", "output_scale_tokens_last"}
     if op not in ("gated_delta_product", "gdn2"):
         drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update"}
     convs = {"short_conv 2", "short_conv 3", "short_conv 4", "conv_activation none", "conv_bias",
              "conv_weight as q", "initial_conv_state", "output_conv_state"}
     conv_pools = {"inplace_conv_state", "conv_columns", "conv_tokens_first"}
-    return {"forward": chunked | serving | checkpoints | norms | convs | conv_pools
+    return {"forward": chunked | serving | checkpoints | norms | quantized | convs | conv_pools
                        | {"keep_output", "return_intermediate_states", "summary", "transition",
                           "segment_chunks"},
             "backward": chunked | norms | convs | {"summary"},
-            "recurrent": shared | serving | drafts | norms | convs | conv_pools}
+            "recurrent": shared | serving | drafts | norms | quantized | convs | conv_pools}
 
 
 class Sweep(Case):
@@ -116,6 +117,7 @@ class Sweep(Case):
                           ("backward", "dinitial_state"), ("backward", "dnorm_weight"),
                           ("backward", "dnorm_gate"), ("backward", "dconv_weight"),
                           ("backward", "dconv_bias"), ("backward", "dinitial_conv_state"),
+                          ("forward", "o_scale"), ("recurrent", "o_scale"),
                           ("recurrent", "state"), ("recurrent", "final_conv_state"),
                           ("recurrent", "conv_state")}
                 if op != "delta_rule":

@@ -337,7 +337,8 @@ class Example(Case):
             state_v_first batch_invariant chunk_size disable_recompute return_intermediate_states
             seqlens_hint inplace_state state_index output_state_index null_slot_zero has_initial_state
             state_slots index_dtype index_columns intermediate_rows draft_tokens parent
-            disable_state_update output_norm norm_eps keep_output short_conv conv_activation has_conv_bias
+            disable_state_update output_norm norm_eps keep_output output_dtype output_scale_tokens_last
+            short_conv conv_activation has_conv_bias
             conv_dtype initial_conv_state output_conv_state inplace_conv_state conv_columns
             conv_tokens_first checkpoint_every checkpoint_offsets
             checkpoint_rows fp32_checkpoints summary transition segment_chunks num_householder has_g key"""

@@ -88,6 +88,12 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
                p.disable_state_update == p.inplace_state && flag();
   }
   if (flag()) p.output_norm = flag() ? Activation::silu : Activation::sigmoid;
+  if (t.carries_out("output_quantize")) {
+    p.pass = Pass::forward;
+    p.output_norm = Activation::silu, p.output_dtype = DType::float8_e4m3;
+    p.V = (p.V + 127) / 128 * 128;
+    p.output_scale_tokens_last = p.V != 128;
+  }
   if (p.inplace_state && definition_of(p).facts().beta && !definition_of(p).facts().householder &&
       !p.intermediate_rows && !t.needs.wgmma && flag())
     p.state_dtype = flag() ? DType::float8_e4m3 : DType::float8_e5m2;

@@ -113,6 +113,26 @@ TEST_F(Kernel, OutputNorm) {
       }
 }
 
+/// Rows of o to e4m3, where blocks end inside a token and inside a group of lanes.
+TEST_F(Kernel, OutputQuantize) {
+  const Template& t = *find_template("output_quantize.portable");
+  std::uint64_t seed = 80;
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const std::int64_t V : {128, 384})
+      for (const std::int64_t T : {1, 5, 37}) {
+        Problem p = problem(2, T, 1, 3, 16, V);
+        p.dtype = p.beta_dtype = dtype;
+        p.output_norm = Activation::silu;
+        p.output_dtype = DType::float8_e4m3;
+        p.output_scale_tokens_last = seed % 2 == 0;
+        const StageData data = make_stage_data(p, 64, Gate::typical, seed, {}, &t);
+        const std::vector<Config> configs =
+            space(t, problem_constants(p), limits(), Precision::tf32, {});
+        ASSERT_FALSE(configs.empty());
+        expect_correct(t, configs[seed++ % configs.size()], data);
+      }
+}
+
 /// Gradients of convolved rows where sequences end in each row around a warp's tokens and a part's,
 /// of every width, with channels that fill a lane's vector and a warp's lanes, and miss them.
 TEST_F(Kernel, ShortConvGradients) {

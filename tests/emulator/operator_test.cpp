@@ -676,6 +676,22 @@ TEST_P(EmulatedNorms, AreOfEveryOperator) {
   }
 }
 
+/// Quantized behind any kernel, with null sequences.
+TEST_P(EmulatedNorms, AreQuantized) {
+  for (const Pass pass : {Pass::forward, Pass::recurrent}) {
+    Problem p = base({std::string(GetParam()), pass});
+    p.H = 1, p.HV = 2, p.K = 64, p.V = 128;
+    p.output_norm = Activation::silu;
+    p.output_dtype = DType::float8_e4m3;
+    p.output_scale_tokens_last = pass == Pass::forward;
+    const Lengths lengths = pass == Pass::forward ? Lengths{5, 70, 1, 0, 64, 3, 7, 30}
+                                                  : Lengths{2, 8, 1, 0, 5, 3, 7, 6};
+    const OperatorData data = pool_data(p, Gate::mixed, 47, lengths);
+    for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+      check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+  }
+}
+
 /// Rows convolved in front of any kernel, and their gradients behind it, with sequences shorter
 /// than the window.
 TEST_P(EmulatedNorms, BehindConvolvedRows) {

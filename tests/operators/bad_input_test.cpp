@@ -331,6 +331,9 @@ const std::vector<BadProblem>& bad_problems() {
   const auto summarize = [](Problem& p) {
     p.summary = true, p.initial_state = p.output_final_state = false;
   };
+  const auto quantize = [](Problem& p) {
+    p.output_norm = Activation::silu, p.output_dtype = DType::float8_e4m3, p.V = 128;
+  };
   const auto share = [](Problem& p) { p.chunk_size = 64, p.segment_chunks = 16; };
   static const std::vector<BadProblem> all{
       {"g_dtype is int32", [=](Problem& p) { kda(p), p.g_dtype = DType::int32; }},
@@ -392,6 +395,16 @@ const std::vector<BadProblem>& bad_problems() {
        [](Problem& p) {
          p.checkpoint_every = 64, p.output_norm = Activation::silu, p.keep_output = true;
        }},
+      {"output_dtype is float8_e4m3 .. absent for the backward",
+       [=](Problem& p) { quantize(p), p.pass = Pass::backward; }},
+      {"output_dtype is float8_e4m3 .. absent where V is 64",
+       [=](Problem& p) { quantize(p), p.V = 64; }},
+      {"output_dtype is float8_e4m3 .. absent with keep_output",
+       [=](Problem& p) { quantize(p), p.keep_output = true; }},
+      {"output_dtype is float8_e5m2 .. must be float8_e4m3",
+       [=](Problem& p) { quantize(p), p.output_dtype = DType::float8_e5m2; }},
+      {"output_scale_tokens_last is true .. false unless output_dtype",
+       [](Problem& p) { p.output_norm = Activation::silu, p.output_scale_tokens_last = true; }},
       {"norm_eps is 0 .. finite and above 0",
        [=](Problem& p) { decode(p), p.output_norm = Activation::silu, p.norm_eps = 0.0F; }},
       {"norm_eps is inf .. finite and above 0",

@@ -501,6 +501,26 @@ void add_output_norms(Cases& cases, const Problem& base) {
     cases.add("NormKept", [=](Problem& p) { norm(p), p.disable_recompute = true, p.V = 48; });
     return;
   }
+  const auto quantized = [=](Problem& p) {
+    norm(p), p.output_dtype = DType::float8_e4m3, p.K = 64, p.V = 128;
+  };
+  for (const DType dtype : {DType::fp16, DType::fp32})
+    cases.add(fmt::format("NormE4m3_{}", to_string(dtype)), [=](Problem& p) {
+      quantized(p), states(p), p.dtype = p.beta_dtype = dtype, p.V = 256;
+      p.output_scale_tokens_last = dtype == DType::fp16;
+    });
+  cases.add("NormE4m3Packed",
+            [=](Problem& p) {
+              quantized(p), states(p), p.packed = p.output_scale_tokens_last = true;
+              p.short_conv = 4;
+            },
+            Gate::mixed, {1, 0, base.pass == Pass::recurrent ? 3 : 70, 6, 0});
+  cases.add(
+      "NormE4m3Pool",
+      [=](Problem& p) { pool(p), quantized(p), p.T = base.pass == Pass::recurrent ? 4 : 40; },
+      Gate::mixed);
+  cases.add("NormE4m3NoTokens",
+            [=](Problem& p) { quantized(p), p.output_scale_tokens_last = true, p.T = 0; });
   if (base.pass == Pass::forward) {
     cases.add("NormKept", [=](Problem& p) { norm(p), p.keep_output = true, p.V = 48; });
     cases.add("NormPool", [=](Problem& p) { pool(p), p.T = 40; }, Gate::mixed);
@@ -718,6 +738,7 @@ void summarize(Problem& p) {
   p.null_slot_zero = p.checkpoint_offsets = p.fp32_checkpoints = p.keep_output = false;
   p.state_slots = p.checkpoint_every = 0;
   p.checkpoint_rows.reset(), p.output_norm.reset(), p.norm_eps.reset();
+  p.output_dtype.reset(), p.output_scale_tokens_last = false;
   if (is_float8(p.state_dtype)) p.state_dtype = DType::fp32;
   (p.pass == Pass::forward ? p.output_final_state : p.initial_state) = false;
 }
@@ -1137,6 +1158,10 @@ OperatorCase random_case(std::uint64_t seed) {
   if (!p.summary && !has_checkpoints(p) && p.index_columns == 0 && !p.intermediate_rows &&
       draw.flip())
     draw_conv(draw, p);
+  if (p.pass != Pass::backward && p.output_norm && !p.keep_output && draw.flip()) {
+    p.output_dtype = DType::float8_e4m3, p.V = 128;
+    p.output_scale_tokens_last = draw.flip();
+  }
   return one;
 }
 

@@ -3,6 +3,9 @@
 // OperatorSaturated,OperatorNorm,OperatorRandom} and Emulated/{OperatorListed,OperatorRandom}.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "tests/operators/fixture.hpp"
 #include "tests/support/full_suite.hpp"
 
@@ -88,6 +91,66 @@ TEST_P(OperatorNorm, OfOutputsOfAnySize) {
   }
 }
 
+class OperatorQuantized
+    : public OperatorTest,
+      public ::testing::WithParamInterface<std::tuple<TestDevice, OperatorPass>> {
+ protected:
+  /// The plan of the same problem but for output_dtype.
+  static Plan without_quantization(Plan plan) {
+    EXPECT_TRUE(plan.back().template_id.starts_with("output_quantize."));
+    plan.pop_back();
+    return plan;
+  }
+};
+
+/// o is what it is else, each 128 columns divided by their largest over 448 and rounded.
+TEST_P(OperatorQuantized, HasTheBitsOfQuantizingO) {
+  const auto& [where, which] = GetParam();
+  WYVERN_OPEN_OR_SKIP(where);
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+    Problem p = base(which, dtype);
+    p.H = 1, p.HV = 2, p.K = 64, p.V = dtype == DType::bf16 ? 384 : 128;
+    p.output_norm = dtype == DType::fp16 ? Activation::sigmoid : Activation::silu;
+    p.packed = p.inplace_state = p.state_index = true, p.state_slots = 9;
+    p.output_final_state = false;
+    p.output_dtype = DType::float8_e4m3;
+    p.output_scale_tokens_last = dtype != DType::fp32;
+    const bool recurrent = which.pass == Pass::recurrent;
+    OperatorData data = make_data(p, Gate::mixed, 51, {recurrent ? 3 : 70, 0, 1, 5, 2});
+    const Operator op = prepare(data.problem);
+    const HostTensors outputs = run_operator(device(), op, data);
+    data.problem.output_dtype.reset();
+    data.problem.output_scale_tokens_last = false;
+    const Operator plain = prepare(data.problem, without_quantization(op.plan()));
+    const HostTensors unquantized = run_operator(device(), plain, data);
+    if (is_listing()) continue;
+    const HostTensor &o = outputs.at("o"), &scales = outputs.at("o_scale"),
+                     &y = unquantized.at("o");
+    const std::int64_t tokens = data.problem.T, groups = p.HV * p.V / 128;
+    HostTensor wanted(DType::float8_e4m3, o.shape());
+    HostTensor wanted_scales(DType::fp32, scales.shape());  // zeros: columns of no token
+    for (std::int64_t i = 0; i < tokens * groups; ++i) {
+      float most = 1e-10F;
+      for (std::int64_t j = i * 128; j < (i + 1) * 128; ++j)
+        most = std::max(most, std::fabs(static_cast<float>(y.at(j))));
+      const float scale = most / 448;
+      for (std::int64_t j = i * 128; j < (i + 1) * 128; ++j)
+        wanted.set(j, static_cast<double>(static_cast<float>(y.at(j)) / scale));
+      const std::int64_t at =
+          p.output_scale_tokens_last ? i % groups * scales.shape()[1] + i / groups : i;
+      wanted_scales.set(at, static_cast<double>(scale));
+    }
+    EXPECT_TRUE(same_bytes(o, wanted)) << to_string(dtype);
+    EXPECT_TRUE(same_bytes(scales, wanted_scales)) << to_string(dtype);
+  }
+}
+
+std::vector<OperatorPass> quantized_passes() {
+  std::vector<OperatorPass> passes = all_passes();
+  std::erase_if(passes, [](const OperatorPass& one) { return one.pass == Pass::backward; });
+  return passes;
+}
+
 std::vector<PassCase> norm_cases(DeviceKind kind) {
   std::vector<PassCase> all;
   for (const OperatorPass& which : all_passes()) all.push_back({kind, which});
@@ -122,6 +185,16 @@ INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSaturated, ValuesIn(saturated_cases(Device
                          kPass);
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorNorm, ValuesIn(norm_cases(DeviceKind::cpu)), kPass);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorNorm, ValuesIn(norm_cases(DeviceKind::cuda)), kPass);
+const auto kQuantized = [](const auto& each) { return name_of(std::get<1>(each.param)); };
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorQuantized,
+                         Combine(Values(TestDevice::cpu), ValuesIn(quantized_passes())),
+                         kQuantized);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorQuantized,
+                         Combine(Values(TestDevice::gpu), ValuesIn(quantized_passes())),
+                         kQuantized);
+INSTANTIATE_TEST_SUITE_P(Emulated, OperatorQuantized,
+                         Combine(Values(TestDevice::emulated), ValuesIn(quantized_passes())),
+                         kQuantized);
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorRandom, Combine(Values(TestDevice::cpu), Range(0, 20)),
                          kShard);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorRandom, Combine(Values(TestDevice::gpu), Range(0, 40)),

@@ -115,9 +115,12 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
   p.has_A_log = !p.lower_bound || bit(0) || !bit(1);
   const bool sums = covers_any("layer_sum"), sums_conv = sums && !bit(0);
-  if ((p.pass == Pass::recurrent && bit(1)) || covers_any("output_norm", "output_norm_bwd") ||
+  if ((p.pass == Pass::recurrent && bit(1)) ||
+      covers_any("output_norm", "output_norm_bwd", "output_quantize") ||
       (sums && (bit(0) || bit(1))))
     p.output_norm = bit(2) ? Activation::silu : Activation::sigmoid;
+  if (covers_any("output_quantize")) p.output_dtype = DType::float8_e4m3;
+  p.output_scale_tokens_last = p.output_dtype && bit(1);
   if (!covers_any("short_conv", "short_conv_step", "short_conv_bwd") && !sums_conv) return;
   p.short_conv = 2 + switches % 3;
   p.conv_activation = bit(0) ? Activation::silu : Activation::none;

@@ -1,6 +1,7 @@
 #include "tests/support/stage_data.hpp"
 
 #include <gtest/gtest.h>
+#include <wyvern/reference.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -35,6 +36,7 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.qk_l2norm = p.use_qk_l2norm;
   c.norm_silu = p.output_norm == Activation::silu;
   c.norm_eps = norm_eps_of(p);
+  c.scale_tokens_last = p.output_scale_tokens_last;
   c.conv_silu = p.conv_activation != Activation::none;
   c.conv_width = p.short_conv.value_or(0);
   c.conv_columns = conv_columns_of(p);
@@ -235,6 +237,7 @@ class Chain {
     if (needs({"o"})) run(vector() ? "kda_fwd_o" : "fwd_o");
     store("o", p_.dtype, heads(p_.HV, p_.V));
     if (p_.output_norm && p_.pass == Pass::forward && needs({"o_raw"})) output_norm();
+    if (p_.output_dtype && needs({"o_norm", "o_scale"})) quantized_output();
   }
 
   /// Gates of null sequences, whose rows are 0, are nobody's.
@@ -245,6 +248,15 @@ class Chain {
       if (rows.at(i) == 0) gate.set(i, std::numeric_limits<double>::quiet_NaN());
     add("o_raw", rows);
     add("norm_gate", gate);
+  }
+
+  /// Rows of zeros have the least scale there is.
+  void quantized_output() {
+    add("o_norm", rows_of_many_lengths(p_.HV, p_.V));
+    run("output_quantize");
+    const ScaleShape scales = output_scale_shape(p_);
+    store("o", *p_.output_dtype, heads(p_.HV, p_.V));
+    store("o_scale", DType::fp32, {scales.rows, scales.columns});
   }
 
   /// Gradients that much smaller than rows are normalized by make all rows count alike.
@@ -517,6 +529,7 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "transpose_states") return p.return_intermediate_states;
   if (stage == "output_norm") return p.output_norm && p.pass == Pass::forward;
   if (stage == "output_norm_bwd") return p.output_norm && backward;
+  if (stage == "output_quantize") return p.output_dtype.has_value();
   if (stage == "gate" || stage == "gate_bwd") return in_kernel && kind == GateKind::scalar;
   if (stage == "kda_gate" || stage == "kda_gate_bwd") return in_kernel && kind == GateKind::vector;
   if (stage == "gate_param_sum") return in_kernel;
@@ -604,6 +617,7 @@ bool has_whole_rows(const Template& t) {
 }
 
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
+  if (t.carries_out("output_quantize") && problem.V % 128 != 0) return false;
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
   if (t.carries_out("recurrent") && t.variant == "hopper") {
@@ -646,6 +660,10 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
 Problem within_reach(const Template& t, const Limits& limits, const Problem& problem) {
   if (takes(t, limits, problem)) return problem;
   Problem p = problem;
+  if (t.carries_out("output_quantize")) {
+    p.V = (p.V + 127) / 128 * 128;
+    return p;
+  }
   p.K = p.K <= 64 ? 64 : 128;
   if (takes(t, limits, p)) return p;
   const bool whole_rows = has_whole_rows(t);
@@ -801,7 +819,7 @@ bool is_computed_in_fp32(const Template& t, const StageData& data, std::string_v
   if (output == "dsummary") return t.name != "kda_scans_summary";
   for (const std::string_view name :
        {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part", "dbias_part", "dA_log", "ddt_bias",
-        "range_states", "summary", "dnorm_weight", "dnorm_weight_part", "dconv_weight",
+        "range_states", "summary", "o_scale", "dnorm_weight", "dnorm_weight_part", "dconv_weight",
         "dconv_bias", "dconv_weight_part", "dconv_bias_part"})
     if (output == name) return true;
   return false;
@@ -854,6 +872,7 @@ double stage_bound(const Template& t, const StageData& data, const Config& confi
                    std::string_view output) {
   const HostTensor& tensor = data.tensors.find(output)->second;
   if (!is_floating(tensor.dtype())) return 0;
+  if (is_float8(tensor.dtype())) return error_bound(data.problem, output);
   for (const std::string_view moved :
        {"h_v_first", "x", "x_steps", "final_conv_state", "conv_state"})
     if (output == moved) return 0;

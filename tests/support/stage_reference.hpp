@@ -71,6 +71,7 @@ struct StageContext {
   bool qk_l2norm = false;             ///< recurrent: it normalizes q and k
   bool norm_silu = false;             ///< norm_gate goes through silu, else sigmoid
   double norm_eps = 0;                ///< of the norm of o
+  bool scale_tokens_last = false;     ///< o_scale has tokens side by side
   bool conv_silu = false;             ///< convolved rows go through silu
   std::int64_t conv_width = 0;        ///< weights of a channel
   std::int64_t conv_columns = 0;      ///< columns of a slot of conv_state

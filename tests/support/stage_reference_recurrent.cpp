@@ -137,6 +137,24 @@ void output_norm(const StageContext& c, TensorMap& t) {
   t["o"] = o;
 }
 
+/// Groups of 128 columns of o_norm divided by their scales.
+void output_quantize(const StageContext& c, TensorMap& t) {
+  Vector o = t.at("o_norm");
+  const std::size_t width = 128, groups = o.size() / width,
+                    of_token = size(c.dims.HV * c.dims.V) / width;
+  const std::size_t tokens = of_token == 0 ? 0 : groups / of_token;
+  const std::size_t columns = c.scale_tokens_last ? (tokens + 3) / 4 * 4 : of_token;
+  Vector scales(c.scale_tokens_last ? of_token * columns : groups);
+  for (std::size_t i = 0; i < groups; ++i) {
+    double most = 1e-10;
+    for (std::size_t j = 0; j < width; ++j) most = std::max(most, std::abs(o[i * width + j]));
+    for (std::size_t j = 0; j < width; ++j) o[i * width + j] *= 448 / most;
+    scales[c.scale_tokens_last ? i % of_token * columns + i / of_token : i] = most / 448;
+  }
+  t["o"] = o;
+  t["o_scale"] = scales;
+}
+
 /// The gradients of rows o_raw, of their gates, and of the weight by parts of 256 rows.
 void output_norm_bwd(const StageContext& c, TensorMap& t) {
   const Vector &dy = t.at("do"), &o = t.at("o_raw"), &gate = t.at("norm_gate");
@@ -168,8 +186,10 @@ void output_norm_bwd(const StageContext& c, TensorMap& t) {
 }  // namespace
 
 const StageReferences& recurrent_references() {
-  static const StageReferences references{
-      {"recurrent", recurrent}, {"output_norm", output_norm}, {"output_norm_bwd", output_norm_bwd}};
+  static const StageReferences references{{"recurrent", recurrent},
+                                          {"output_norm", output_norm},
+                                          {"output_norm_bwd", output_norm_bwd},
+                                          {"output_quantize", output_quantize}};
   return references;
 }
 

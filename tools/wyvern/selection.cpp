@@ -145,7 +145,9 @@ struct FieldSetter {
   void operator()(bool& value) const {
     value = (text == "true") != option.name.starts_with("--no-");
   }
-  void operator()(DType& value) const {
+  template <class T>
+    requires std::is_same_v<T, DType> || std::is_same_v<T, std::optional<DType>>
+  void operator()(T& value) const {
     const auto type = parse_dtype(text);
     if (!type || !is_floating(*type))
       reject("{} is '{}'; it must be one of bf16, fp16, fp32, float8_e4m3, float8_e5m2",
@@ -170,7 +172,9 @@ struct TextSetter {
       reject("{} is '{}'; it must be true or false", name, text);
     value = text == "true" || text == "1";
   }
-  void operator()(DType& value) const {
+  template <class T>
+    requires std::is_same_v<T, DType> || std::is_same_v<T, std::optional<DType>>
+  void operator()(T& value) const {
     const auto type = parse_dtype(text);
     if (!type) reject("{} is '{}'; it must be one of fp32, fp16, bf16, int32, int64", name, text);
     value = *type;

@@ -201,7 +201,7 @@ void add_checkpoint_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
-/// Rows of o normalized, of null sequences too; kept, and gradients of that.
+/// Rows of o normalized, of null sequences too; kept, quantized, and gradients of that.
 void add_norm_cases(const Problem& base, std::vector<Case>& cases) {
   for (const Activation gate : {Activation::silu, Activation::sigmoid}) {
     Case c{{base, {}}};
@@ -219,6 +219,12 @@ void add_norm_cases(const Problem& base, std::vector<Case>& cases) {
       p.keep_output = base.pass == Pass::forward;
     }
     p.output_norm = gate;
+    cases.push_back(c);
+    if (base.pass == Pass::backward) continue;
+    p.keep_output = false;
+    p.output_dtype = DType::float8_e4m3;
+    p.output_scale_tokens_last = gate == Activation::sigmoid;
+    p.V = 128;
     cases.push_back(std::move(c));
   }
 }
@@ -580,6 +586,8 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.disable_state_update, "disable_state_update");
   if (p.output_norm) add(true, fmt::format("output_norm {}", to_string(*p.output_norm)));
   add(p.keep_output, "keep_output");
+  if (p.output_dtype) add(true, fmt::format("output_dtype {}", to_string(*p.output_dtype)));
+  add(p.output_scale_tokens_last, "output_scale_tokens_last");
   if (p.short_conv) add(true, fmt::format("short_conv {}", *p.short_conv));
   add(p.conv_activation == Activation::none, "conv_activation none");
   add(p.has_conv_bias, "conv_bias");

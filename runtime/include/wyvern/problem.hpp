@@ -128,6 +128,10 @@ struct Problem {
   std::optional<Activation> output_norm;
   std::optional<float> norm_eps;  ///< finite, above 0; default 1e-6
   bool keep_output = false;       ///< forward, with output_norm: o before the norm is written too
+  /// Forward and recurrent, with output_norm, V a multiple of 128 and without keep_output:
+  /// float8_e4m3, whose scales, one for 128 columns, are o_scale. Unset: o has `dtype`.
+  std::optional<DType> output_dtype;
+  bool output_scale_tokens_last = false;  ///< o_scale has tokens side by side
 
   // The same: the short convolution.
   /// Convolves q, k and v, as they are given, with the rows before them, before all else: each
@@ -207,6 +211,13 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 [[nodiscard]] Precision precision_floor(const Problem& problem) noexcept;
 [[nodiscard]] float scale_of(const Problem& problem) noexcept;
 [[nodiscard]] float norm_eps_of(const Problem& problem) noexcept;
+
+/// The shape of o_scale: {B T, HV V / 128}, or with output_scale_tokens_last {HV V / 128, B T
+/// rounded up to a multiple of 4}; {0, 0} without output_dtype.
+struct ScaleShape {
+  std::int64_t rows = 0, columns = 0;
+};
+[[nodiscard]] ScaleShape output_scale_shape(const Problem& problem) noexcept;
 
 /// The channels of short_conv: those of q, then of each step of k, then of each step of v.
 [[nodiscard]] std::int64_t conv_channels(const Problem& problem) noexcept;

@@ -22,7 +22,8 @@ using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 /// rounded to the dtype of q before the recurrence takes them. The tensors that disable_recompute
 /// keeps are neither written nor read; o_raw is. `host.state` is the pool as it
 /// was before the launch; a float8 `state` is returned in units of state_scale, clamped to the
-/// dtype's largest number but not rounded. Runs on up to `threads` threads (0: all cores), one
+/// dtype's largest number but not rounded. With output_dtype `o` is in units of `o_scale`, and not
+/// rounded either. Runs on up to `threads` threads (0: all cores), one
 /// (sequence, value head) per task; their number does not change the result. Throws
 /// Error(kBadInput) that names a missing input or one of a wrong size.
 [[nodiscard]] Reference reference(const Problem& problem, const Arguments& host,
@@ -35,11 +36,12 @@ using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 [[nodiscard]] double relative_error(const TensorView& x, const std::vector<double>& reference);
 
 /// The bound on the relative error of the output `name`, by the problem's dtypes and precision: o
-/// and states (summary too) 5e-3 for 16-bit inputs, 1e-5 for fp32 and 1e-3 for fp32 with precision
-/// tf32; dq, dk, dv, dinitial_state, dsummary and dinitial_conv_state 8e-3, 2e-5, 2e-3; dg, dbeta,
-/// dA_log, ddt_bias, dnorm_weight, dnorm_gate, dconv_weight and dconv_bias 2e-2, 5e-5, 4e-3. An
-/// output stored in 16 bits has the first bound of its group; a float8 `state` has that bound plus
-/// the type's own rounding, 2^-3 / sqrt(12) for e4m3 and 2^-2 / sqrt(12) for e5m2; final_conv_state
+/// (o_scale too) and states (summary too) 5e-3 for 16-bit inputs, 1e-5 for fp32 and 1e-3 for fp32
+/// with precision tf32; dq, dk, dv, dinitial_state, dsummary and dinitial_conv_state 8e-3, 2e-5,
+/// 2e-3; dg, dbeta, dA_log, ddt_bias, dnorm_weight, dnorm_gate, dconv_weight and dconv_bias 2e-2,
+/// 5e-5, 4e-3. An output stored in 16 bits has the first bound of its group; a float8 `state` has
+/// that bound plus the type's own rounding, 2^-3 / sqrt(12) for e4m3 and 2^-2 / sqrt(12) for e5m2,
+/// and an `o` of output_dtype, which is in units of its scales, the latter alone; final_conv_state
 /// has 0. Throws Error(kBadInput) for a name that is no output.
 [[nodiscard]] double error_bound(const Problem& problem, std::string_view name);
 

@@ -192,7 +192,7 @@ struct Arguments {
   /// sequence n's begin at the row sum over i < n of floor(len_i / checkpoint_every). With
   /// checkpoint_offsets [N,HV,...]. Other rows keep their bytes.
   TensorView checkpoints;
-  TensorView o;            ///< out, [B,T,HV,V]
+  TensorView o;            ///< out, [B,T,HV,V], of the dtype of v or of output_dtype
   TensorView final_state;  ///< out, a state, fp32
   /// Forward: out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype. Recurrent: in and out,
   /// [intermediate_rows,draft_tokens,HV,...] states of state_dtype; entries without a token keep
@@ -201,6 +201,10 @@ struct Arguments {
   /// Out, [N,C,W-1], of the dtype of q: the last W - 1 rows of initial_conv_state and the sequence,
   /// as they were given; 0 of a null sequence.
   TensorView final_conv_state;
+  /// Out, fp32, with output_dtype: the scale of each 128 columns of o, which count times it.
+  /// [B T, HV V / 128], or with output_scale_tokens_last [HV V / 128, B T rounded up to a multiple
+  /// of 4], in which columns of no token are 0.
+  TensorView o_scale;
   /// In and out, with inplace_conv_state: [state_slots,C,L], or with conv_tokens_first
   /// [state_slots,L,C] ([N,...] without state_index), of the dtype of q, L = conv_columns. A
   /// sequence has the slots that it has of `state`; with index_columns that of column 0 of
