@@ -196,7 +196,9 @@ void check_memory(const Prepared& op) {
   constexpr std::uint64_t kMega = 1'000'000;
   std::uint64_t needed = op.workspace_bytes;
   for (const wyvern_tensor_spec& output : op.outputs) {
-    std::uint64_t bytes = output.dtype == WYVERN_FP32 ? 4 : 2;  // no output is of integers
+    std::uint64_t bytes = output.dtype == WYVERN_FP32          ? 4  // no output is of integers
+                          : output.dtype == WYVERN_FLOAT8_E4M3 ? 1
+                                                               : 2;
     for (std::int32_t i = 0; i < output.rank; ++i)
       bytes *= static_cast<std::uint64_t>(output.shape[i]);
     needed += bytes;

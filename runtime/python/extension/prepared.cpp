@@ -353,8 +353,9 @@ void check_dtypes(const Request& request) {
   for (const wyvern_tensor& tensor : request.tensors) {
     if (tensor.name == nullptr) continue;
     const Elements legal = kArguments[argument_index(tensor.name)].elements;
-    const bool pool = std::string_view(tensor.name) == "state" && is_float8(tensor.dtype);
-    if (!is_one_of(tensor.dtype, legal) && !pool)
+    const std::string_view name = tensor.name;
+    const bool narrow = (name == "state" || name == "o") && is_float8(tensor.dtype);
+    if (!is_one_of(tensor.dtype, legal) && !narrow)
       throw Refusal(Kind::type, std::string(request.shown_name(tensor.name)) + " is " +
                                     request.dtype_name(tensor.dtype) + "; it must be " +
                                     legal_dtypes(legal));

@@ -60,6 +60,6 @@ def test_one_build_is_for_this_torch() -> None:
     schema = torch.ops.wyvern.update.default._schema
     written = [
         "state", "checkpoints", "intermediate_states", "o", "final_state", "final_conv_state", "conv_state",
-        "intermediate_conv_states",
+        "intermediate_conv_states", "o_scale",
     ]  # fmt: skip
     assert schema.is_mutable and [x.name for x in schema.arguments if x.is_write] == written

@@ -5,7 +5,7 @@ the fields that ``wyvern_field_get()`` lists; in Python it is a dictionary until
 (``text_of``). A forward pass's may end in ``gradients=1``: a backward pass is to follow, and its kernels are
 compiled meanwhile. They give a list of the tensors that the problem has:
 
-* forward: o, final_state, intermediate_states, final_conv_state, then what ``disable_recompute=1`` and
+* forward: o, final_state, intermediate_states, final_conv_state, o_scale, then what ``disable_recompute=1`` and
   ``keep_output=1`` keep for the backward pass (``KEPT``);
 * backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias, norm_weight,
   norm_gate, conv_weight, conv_bias, initial_conv_state.
@@ -110,6 +110,17 @@ def _set(fields: dict[str, str], name: str) -> bool:
     return fields.get(name, "0") == "1"
 
 
+def scale_shape(fields: Mapping[str, object], q: Tensor, v: Tensor) -> list[int]:
+    """Of o_scale."""
+    tokens, scales = q.shape[0] * q.shape[1], v.shape[2] * (v.shape[3] // 128)
+    return [scales, (tokens + 3) // 4 * 4] if "output_scale_tokens_last" in fields else [tokens, scales]
+
+
+def _empty_output(fields: Mapping[str, object], q: Tensor, v: Tensor) -> Tensor:
+    dtype = torch.float8_e4m3fn if "output_dtype" in fields else q.dtype
+    return q.new_empty([*q.shape[:2], *v.shape[2:]], dtype=dtype)
+
+
 def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
     """As kept_chunk_size() of <wyvern/problem.hpp>."""
     if "chunk_size" in fields:
@@ -143,7 +154,7 @@ def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
     HV, V = v.shape[2], v.shape[3]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = [HV, V, K] if _set(fields, "state_v_first") else [HV, K, V]
-    outputs = [q.new_empty([B, T, HV, V])]
+    outputs = [_empty_output(fields, q, v)]
     if _set(fields, "output_final_state"):
         outputs.append(q.new_empty([N, *state], dtype=torch.float32))
     C = _kept_chunk_size(fields, v)
@@ -154,6 +165,8 @@ def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
     if _set(fields, "output_conv_state"):
         channels, W = Inputs(*tensors).conv_weight.shape
         outputs.append(q.new_empty([N, channels, W - 1]))
+    if "output_dtype" in fields:
+        outputs.append(q.new_empty(scale_shape(fields, q, v), dtype=torch.float32))
     shapes = {}
     if _set(fields, "disable_recompute"):
         shapes = {
@@ -181,10 +194,11 @@ torch.library.register_fake("wyvern::resume", _forward_shapes)
 def _update_shapes(problem: str, *tensors: Tensor | None) -> Tensor:
     inputs = Inputs(*tensors[: len(INPUTS)])
     beside = dict(zip(_BESIDE, tensors[len(INPUTS) :], strict=True))
-    refuse_meta(**by_parameter(fields_of(problem), inputs), **beside)
+    fields = fields_of(problem)
+    refuse_meta(**by_parameter(fields, inputs), **beside)
     if beside["out"] is not None:
         return inputs.q.new_empty([0], dtype=torch.uint8)
-    return inputs.q.new_empty([*inputs.q.shape[:2], *inputs.v.shape[2:]])
+    return _empty_output(fields, inputs.q, inputs.v)
 
 
 @torch.library.register_fake("wyvern::backward")
@@ -400,7 +414,10 @@ def run(
     """
     given = 1 + ("output_final_state" in problem) + ("output_conv_state" in problem)
     recurrent_norm = "output_norm" in problem and problem.get("pass") == "recurrent"
+    quantizes = "output_dtype" in problem
     if is_transformed():
+        if quantizes:
+            raise NotImplementedError("output_dtype is given, and torch.func cannot transform o in 8 bits")
         if recurrent_norm:
             raise NotImplementedError(
                 "norm_gate is given to a fused_recurrent function, which torch.func cannot transform then: call "
@@ -412,9 +429,13 @@ def run(
     if torch.is_grad_enabled() and _requires_gradient(inputs):
         if "batch_invariant" in problem:
             raise ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
-        if recurrent_norm:
+        if recurrent_norm or quantizes:
             named = by_parameter(problem, inputs).items()
             first = next(name for name, x in named if x is not None and x.requires_grad)
+            if quantizes:
+                raise ValueError(
+                    f"{first} requires a gradient; with output_dtype there is none: call under torch.no_grad()"
+                )
             raise ValueError(
                 f"{first} requires a gradient; a fused_recurrent function has none with norm_gate: call the "
                 "chunk function, or call under torch.no_grad()"
@@ -438,7 +459,8 @@ def update(problem: str, inputs: Inputs, beside: dict[str, Tensor]) -> Tensor:
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
     written = {name: beside[name] for name, is_write in UPDATED.items() if is_write and name in beside}
-    first = next(name for name in written if not name.startswith("final_"))  # given by the caller
+    made = ("final_state", "final_conv_state", "o_scale")  # not given by the caller
+    first = next(name for name in written if name not in made)
     if is_transformed():
         raise NotImplementedError(f"{first} is updated in place, which torch.func cannot transform")
     tensors = [*inputs, *[beside.get(name) for name in _BESIDE]]

@@ -47,12 +47,14 @@ __all__ = ["LayerOutput", "delta_net", "gated_delta_net", "gated_delta_product",
 class LayerOutput(NamedTuple):
     """What a layer gives.
 
-    o: ``[B, T, HV, V]`` in the dtype of q, normalized and gated.
+    o: ``[B, T, HV, V]`` in the dtype of q, normalized and gated; with ``output_dtype`` a pair, o in that dtype and
+        its scales, ``[B * T, HV * V // 128]`` or with ``output_scale_tokens_last`` ``[HV * V // 128,
+        4 * ceil(B * T / 4)]``, float32.
     final_state: ``[N, HV, K, V]``, float32 (``[N, HV, V, K]`` with ``state_v_first``), or None.
     final_conv_state: ``[N, C, W - 1]`` in the dtype of q, the last W - 1 rows before the convolution, or None.
     """
 
-    o: Tensor
+    o: Any
     final_state: Tensor | None
     final_conv_state: Tensor | None
 
@@ -98,6 +100,8 @@ def gated_delta_net(
     parent: Tensor | None = None,
     recurrent: bool | None = None,
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
     batch_invariant: bool = False,
     cp_context: Any = None,
 ) -> LayerOutput:
@@ -147,6 +151,9 @@ def gated_delta_net(
             packed batch by ``cu_seqlens_cpu``, without it the batch. Always where
             drafts are verified.
         out: ``[B, T, HV, V]``, where o goes, without gradients.
+        output_dtype: torch.float8_e4m3fn, where o is normalized and V is a multiple of 128, without gradients: o is
+            quantized, with a scale for each 128 columns, for a block-scaled matrix product behind it.
+        output_scale_tokens_last: these scales have tokens last, as in wyvern.ops.
         batch_invariant: as in wyvern.ops.
         cp_context: as in wyvern.ops: sequences go on in other ranks, which the convolution reads rows of. Without
             ``cu_seqlens`` and ``out``.
@@ -163,6 +170,7 @@ def gated_delta_net(
         norm_eps=norm_eps, norm_activation=norm_activation, scale=scale, cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint, initial_state=initial_state,
         initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
+        output_dtype=output_dtype, output_scale_tokens_last=output_scale_tokens_last,
         batch_invariant=batch_invariant,
         state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
         output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
@@ -215,6 +223,8 @@ def kimi_delta(
     parent: Tensor | None = None,
     recurrent: bool | None = None,
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
     batch_invariant: bool = False,
     cp_context: Any = None,
 ) -> LayerOutput:
@@ -237,6 +247,7 @@ def kimi_delta(
         conv_activation=conv_activation, norm_eps=norm_eps, norm_activation=norm_activation, scale=scale,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint,
         initial_state=initial_state, initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
+        output_dtype=output_dtype, output_scale_tokens_last=output_scale_tokens_last,
         batch_invariant=batch_invariant,
         state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
         output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
@@ -285,6 +296,8 @@ def delta_net(
     parent: Tensor | None = None,
     recurrent: bool | None = None,
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
     batch_invariant: bool = False,
     cp_context: Any = None,
 ) -> LayerOutput:
@@ -301,7 +314,8 @@ def delta_net(
         beta=_rates(_given(x, "b"), allow_neg_eigval), conv_activation=conv_activation, norm_eps=norm_eps,
         norm_activation=norm_activation, scale=scale, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
         seqlens_hint=seqlens_hint, initial_state=initial_state, initial_conv_state=initial_conv_state,
-        state_v_first=state_v_first, out=out, batch_invariant=batch_invariant,
+        state_v_first=state_v_first, out=out,
+        output_dtype=output_dtype, output_scale_tokens_last=output_scale_tokens_last, batch_invariant=batch_invariant,
         state=state, state_scale=state_scale, conv_state=conv_state, state_index=state_index,
         output_state_index=output_state_index, has_initial_state=has_initial_state, null_slots=null_slots,
         num_accepted=num_accepted, intermediate_states=intermediate_states,
@@ -339,6 +353,8 @@ def gated_delta_product(
     output_final_state: bool = False,
     state_v_first: bool = False,
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
     batch_invariant: bool = False,
     cp_context: Any = None,
 ) -> LayerOutput:
@@ -371,6 +387,7 @@ def gated_delta_product(
         conv_activation=conv_activation, norm_eps=norm_eps, norm_activation=norm_activation, scale=scale,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint,
         initial_state=initial_state, initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
+        output_dtype=output_dtype, output_scale_tokens_last=output_scale_tokens_last,
         batch_invariant=batch_invariant, cp_context=cp_context,
     )  # fmt: skip
 
@@ -405,6 +422,8 @@ def gdn2(
     state_v_first: bool = False,
     recurrent: bool | None = None,
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
     batch_invariant: bool = False,
     cp_context: Any = None,
 ) -> LayerOutput:
@@ -427,6 +446,7 @@ def gdn2(
         conv_activation=conv_activation, norm_eps=norm_eps, norm_activation=norm_activation, scale=scale,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu, seqlens_hint=seqlens_hint,
         initial_state=initial_state, initial_conv_state=initial_conv_state, state_v_first=state_v_first, out=out,
+        output_dtype=output_dtype, output_scale_tokens_last=output_scale_tokens_last,
         batch_invariant=batch_invariant, recurrent=recurrent, cp_context=cp_context,
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import warnings
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
@@ -53,6 +53,7 @@ from ._call import (
     raise_as_python,
     refuse_tangents,
     run,
+    scale_shape,
     text_of,
     update,
 )
@@ -78,6 +79,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PRECISIONS = ("tf32", "tf32x3", "ieee")
 _CONV_ACTIVATIONS = {"silu": "silu", "swish": "silu", None: "none"}
+_OUTPUTS = {torch.float8_e4m3fn: "float8_e4m3"}  # the fields' names
 _NORM_ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}  # the fields' names
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
@@ -141,6 +143,8 @@ def chunk_gated_delta_rule(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule (Gated DeltaNet, arXiv 2412.06464): S <- exp(g) S; u = beta (v - S^T k);
     S <- S + k u^T; o = scale S^T q.
@@ -252,6 +256,12 @@ def chunk_gated_delta_rule(
         out: ``[B, T, HV, V]``, contiguous, aligned to 16 bytes, in the dtype of q (autocast's where that
             is on): where o goes, and what is returned as o, without gradients. It overlaps no other tensor
             of the call.
+        output_dtype: torch.float8_e4m3fn, with ``norm_weight`` and V a multiple of 128, without gradients: o is
+            quantized, and ``(o, o_scale)`` is returned in its place. Each 128 columns of a token's HV V are
+            divided by their scale, the largest of them, once rounded to the dtype of q, over 448; ``o_scale`` is
+            ``[B * T, HV * V // 128]``, float32. ``out`` is of this dtype then.
+        output_scale_tokens_last: ``o_scale`` is ``[HV * V // 128, 4 * ceil(B * T / 4)]``, zeros behind the last
+            token: ``o_scale.T[: B * T]`` lies as DeepGEMM takes it on Hopper.
 
     Returns:
         o ``[B, T, HV, V]`` in the dtype of q, and the final state, as ``initial_state`` but float32, or
@@ -273,6 +283,7 @@ def chunk_gated_delta_rule(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
@@ -330,6 +341,8 @@ def chunk_delta_rule(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule (DeltaNet, arXiv 2406.06484): u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
 
@@ -346,6 +359,7 @@ def chunk_delta_rule(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     return _call(
         problem, Inputs(
             q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
@@ -410,6 +424,8 @@ def chunk_kda(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, ...]:
     """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for every key channel.
 
@@ -442,6 +458,7 @@ def chunk_kda(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
@@ -487,6 +504,8 @@ def chunk_gated_delta_product(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaProduct (arXiv 2502.10297): the gated delta rule with n = num_householder steps a token.
 
@@ -514,6 +533,7 @@ def chunk_gated_delta_product(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     return _call(
         problem, Inputs(
             q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
@@ -562,6 +582,8 @@ def chunk_gdn2(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, ...]:
     """The second gated delta rule: S <- exp(g) * S; u = w * v - S^T (b * k); S <- S + k u^T;
     o = scale S^T q.
@@ -587,6 +609,7 @@ def chunk_gdn2(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     return _call(
         problem, Inputs(
             q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
@@ -643,6 +666,8 @@ def fused_recurrent_gated_delta_rule(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule token by token, for decoding: one or a few tokens a sequence.
 
@@ -687,6 +712,7 @@ def fused_recurrent_gated_delta_rule(
         norm_gate: ``[B, T, HV, V]`` in the dtype of q; rows of tokens may be strided, as v's may.
         norm_eps: above 0.
         norm_activation: what the gate goes through, "silu" (or "swish") or "sigmoid".
+        output_dtype, output_scale_tokens_last: o in 8 bits, as :func:`chunk_gated_delta_rule`.
 
     Gradients are those of the chunked backward pass.
 
@@ -719,6 +745,7 @@ def fused_recurrent_gated_delta_rule(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
@@ -775,6 +802,8 @@ def fused_recurrent_delta_rule(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule token by token, for decoding.
 
@@ -794,6 +823,7 @@ def fused_recurrent_delta_rule(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     return _call(
         problem, Inputs(
             q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
@@ -854,6 +884,8 @@ def fused_recurrent_kda(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for decoding.
 
@@ -875,6 +907,7 @@ def fused_recurrent_kda(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
         problem, Inputs(
@@ -922,6 +955,8 @@ def fused_recurrent_gdn2(
     norm_eps: float = 1e-6,
     norm_activation: str = "silu",
     out: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    output_scale_tokens_last: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The second gated delta rule token by token, for decoding.
 
@@ -942,6 +977,7 @@ def fused_recurrent_gdn2(
     )  # fmt: skip
     _conv_options(problem, conv_weight, conv_bias, conv_activation, initial_conv_state, output_conv_state)
     _norm_options(problem, norm_weight, norm_gate, norm_eps, norm_activation)
+    _output_options(problem, output_dtype, output_scale_tokens_last)
     return _call(
         problem, Inputs(
             q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
@@ -1001,6 +1037,21 @@ def _norm_options(
         raise ValueError(f"norm_activation is {norm_activation!r}; it must be one of {legal}")
     problem["output_norm"] = _NORM_ACTIVATIONS[norm_activation]
     problem["norm_eps"] = real("norm_eps", norm_eps)
+
+
+def _output_options(problem: Problem, output_dtype: torch.dtype | None, tokens_last: bool) -> None:
+    """The dtype of o, where it is not that of q."""
+    if output_dtype is None:
+        if tokens_last:
+            raise ValueError("output_scale_tokens_last is true; it must be false without output_dtype")
+        return
+    if output_dtype not in _OUTPUTS:
+        raise ValueError(f"output_dtype is {output_dtype}; it must be None or torch.float8_e4m3fn")
+    if "output_norm" not in problem:
+        raise ValueError(f"output_dtype is {output_dtype}; it must be None without norm_weight")
+    problem["output_dtype"] = _OUTPUTS[output_dtype]
+    if tokens_last:
+        problem["output_scale_tokens_last"] = 1
 
 
 def _conv_options(
@@ -1234,18 +1285,29 @@ def _call(
                 KV = KV[::-1] if "state_v_first" in problem else KV
                 final_state = q.new_empty([N, *v.shape[2:3], *KV], dtype=torch.float32)
                 tensors = {**tensors, "final_state": final_state}
+            if "output_dtype" in problem:
+                tensors = {**tensors, "o_scale": q.new_empty(scale_shape(problem, q, v), dtype=torch.float32)}
             if "output_conv_state" not in problem:
-                return update(text, inputs, tensors), final_state
+                return _with_scale(update(text, inputs, tensors), tensors), final_state
             N, (C, W) = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1, conv_weight.shape
             final_conv_state = q.new_empty([N, C, W - 1])
             tensors = {**tensors, "final_conv_state": final_conv_state}
-            return update(text, inputs, tensors), final_state, final_conv_state
+            return _with_scale(update(text, inputs, tensors), tensors), final_state, final_conv_state
         outputs = run(problem, text, inputs, disable_recompute)
-        made = outputs[0], outputs[1] if "output_final_state" in problem else None
+        o: Any = outputs[0]
+        if "output_dtype" in problem:
+            *outputs, o_scale = outputs
+            o = o, o_scale
+        made = o, outputs[1] if "output_final_state" in problem else None
         return made if "output_conv_state" not in problem else (*made, outputs[-1])
     except (AttributeError, RuntimeError) as error:
         inside = {} if pool is None else pool.tensors
         raise_as_python(error, **by_parameter(problem, inputs), **inside)
+
+
+def _with_scale(o: Tensor, tensors: dict[str, Tensor]) -> Any:
+    """o, with its scales where a call has them."""
+    return (o, tensors["o_scale"]) if "o_scale" in tensors else o
 
 
 def _context_around(problem: Problem) -> Any:
@@ -1276,6 +1338,8 @@ def _over_ranks(
         refused = "return_intermediate_states"
     elif pool is not None:
         refused = next(iter(pool.tensors))
+    elif "output_dtype" in problem:
+        refused = "output_dtype"
     return _parallel.run(cp_context, refused, problem, inputs)
 
 
@@ -1417,9 +1481,11 @@ def _check_pool(
         if value:
             raise ValueError(f"{name} is true; it must be false with {given}, which has no gradient")
     if tensor("q", inputs.q).dtype is torch.float64:
-        raise TypeError(
-            f"q is torch.float64; with {given} it must be torch.float32, torch.float16 or torch.bfloat16"
-        )
+        _refuse_float64(given)
+
+
+def _refuse_float64(given: str) -> NoReturn:
+    raise TypeError(f"q is torch.float64; with {given} it must be torch.float32, torch.float16 or torch.bfloat16")
 
 
 def _check_conv_pool(problem: Problem, pool: _Pool, inputs: Inputs) -> None:
@@ -1479,6 +1545,8 @@ def _exact(
     problem: Problem, inputs: Inputs, return_intermediate_states: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The same of float64 q, k and v, by the recurrence."""
+    if "output_dtype" in problem:
+        _refuse_float64("output_dtype")
     if return_intermediate_states:
         raise ValueError(
             "return_intermediate_states is true; it must be false where q is torch.float64, which is "
@@ -1521,6 +1589,10 @@ def _with_states(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
             "return_intermediate_states is true; it has no gradient, so call under torch.no_grad()"
         )
     outputs = forward_op(text_of({**problem, "return_intermediate_states": 1}), *inputs)
+    o: Any = outputs[0]
+    if "output_dtype" in problem:
+        *outputs, o_scale = outputs
+        o = o, o_scale
     has_state, has_window = "output_final_state" in problem, "output_conv_state" in problem
     states = outputs[1 + has_state]
     if cu_seqlens is None:
@@ -1531,4 +1603,4 @@ def _with_states(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
         ends = (cu_seqlens if inputs.cu_seqlens_cpu is None else inputs.cu_seqlens_cpu).tolist()
         chunks = sum(-(-(end - begin) // size) for begin, end in zip(ends, ends[1:], strict=False))
         states = states[:chunks].unsqueeze(0)
-    return outputs[0], outputs[1] if has_state else None, states, *(outputs[-1:] if has_window else ())
+    return o, outputs[1] if has_state else None, states, *(outputs[-1:] if has_window else ())
