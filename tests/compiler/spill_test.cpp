@@ -397,8 +397,8 @@ TEST_F(Spills, BackwardPassOfAGateAChannelHasNoneButChunks) {
 }
 
 TEST_F(Spills, OutputNormAndItsGradientsHaveNone) {
-  for (const char* const id :
-       {"output_norm.portable", "output_norm_bwd.portable", "output_quantize.portable"})
+  for (const char* const id : {"output_norm.portable", "output_norm_bwd.portable",
+                               "output_quantize.portable", "output_norm_quantize.portable"})
     for (const DType dtype : {DType::bf16, DType::fp32})
       for (const std::int64_t V : {60, 128, 512, 1300}) {
         const Template& t = *find_template(id);

@@ -115,11 +115,13 @@ TEST_F(Kernel, OutputNorm) {
 
 /// Rows of o to e4m3, where blocks end inside a token and inside a group of lanes.
 TEST_F(Kernel, OutputQuantize) {
-  const Template& t = *find_template("output_quantize.portable");
   std::uint64_t seed = 80;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
-    for (const std::int64_t V : {128, 384})
-      for (const std::int64_t T : {1, 5, 37}) {
+    for (const std::int64_t V : {128, 384, 1152})
+      for (const auto& [id, T] : {std::pair{"output_quantize.portable", 1},
+                                  {"output_quantize.portable", 37},
+                                  {"output_norm_quantize.portable", 5}}) {
+        const Template& t = *find_template(id);
         Problem p = problem(2, T, 1, 3, 16, V);
         p.dtype = p.beta_dtype = dtype;
         p.output_norm = Activation::silu;

@@ -815,11 +815,12 @@ Row row_of(std::string_view output) {
 /// Whether an fp32 output of a 16-bit problem comes from sums and functions in fp32 alone.
 bool is_computed_in_fp32(const Template& t, const StageData& data, std::string_view output) {
   if (output == "A") return gate_kind(data.problem) != GateKind::vector;
+  if (output == "o_scale") return !t.carries_out("output_norm");  // of rounded numbers
   // A scan of tiles in 16 bits, where other templates fold fp32 maps of segments.
   if (output == "dsummary") return t.name != "kda_scans_summary";
   for (const std::string_view name :
        {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part", "dbias_part", "dA_log", "ddt_bias",
-        "range_states", "summary", "o_scale", "dnorm_weight", "dnorm_weight_part", "dconv_weight",
+        "range_states", "summary", "dnorm_weight", "dnorm_weight_part", "dconv_weight",
         "dconv_bias", "dconv_weight_part", "dconv_bias_part"})
     if (output == name) return true;
   return false;

@@ -82,6 +82,9 @@ def message_of(group: Any, rank: int, device: torch.device, given: Any) -> str:
             options["cu_seqlens"] = torch.tensor([0, tensors["q"].shape[1]])
         elif what == "return_intermediate_states":
             options["return_intermediate_states"] = True
+        elif what == "output_dtype":
+            options |= {"output_dtype": torch.float8_e4m3fn, "norm_gate": tensors["v"]}
+            options["norm_weight"] = torch.ones(tensors["v"].shape[-1])
         elif what == "out":
             options["out"] = torch.empty_like(tensors["v"])
         elif what == "norm":
@@ -139,6 +142,7 @@ REFUSED = {
     "cu_seqlens": "cu_seqlens is given; it must be left out with cp_context",
     "return_intermediate_states": "return_intermediate_states is given; it must be left out",
     "out": "out is given; it must be left out with cp_context",
+    "output_dtype": "output_dtype is given; it must be left out with cp_context",
     "shape of conv_weight": r"conv_weight has shape \[3, 4\]; it must be \[96, 4\] \(in ranks 0, 1, 2 of",
     "shape of rows": r"initial_conv_state has shape \[1, 96, 2\]; it must be \[1, 96, 3\]",
     "batch": "B is 2; it must be 1 with a cp_context of cu_seqlens",

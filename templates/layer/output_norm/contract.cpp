@@ -51,8 +51,25 @@ Template cpu(Template t) {
   return t;
 }
 
+/// The same with output_quantize behind it.
+Template quantizing(Template t, std::string source) {
+  t.name = "output_norm_quantize";
+  t.summary = "Rows of o normalized, gated and then quantized to e4m3.";
+  t.covers = {{stages::output_norm, {{"o", "o_norm"}}}, stages::output_quantize};
+  t.constants.emplace_back(constant::SCALE_TOKENS_LAST);
+  t.source = std::move(source);
+  t.illegal = [apart = t.illegal](const Spec& s, const Limits& limits) {
+    if (s.V % kScaledColumns == 0) return apart(s, limits);
+    return fmt::format("V={} is not a multiple of {}, the columns of a scale", s.V, kScaledColumns);
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {portable(stage()), cpu(stage())}; }
+std::vector<Template> contract() {
+  return {portable(stage()), cpu(stage()), quantizing(portable(stage()), "portable_quantize.cu"),
+          quantizing(cpu(stage()), "cpu_quantize.cpp")};
+}
 
 }  // namespace wyvern::output_norm
