@@ -494,8 +494,11 @@ TEST_F(Spills, ShortConvAndItsGradientsHaveNone) {
             for (const char* arch : {"sm_80", "sm_90a"}) {
               const Resources resources =
                   compile({&t, problem_constants(p), config, cuda_target(arch)}).resources;
-              EXPECT_EQ(resources.spill_bytes, 0) << id << width << V << ' ' << config.to_string();
-              EXPECT_EQ(resources.stack_bytes, 0) << id << width << V << ' ' << config.to_string();
+              const std::string which =
+                  fmt::format("{} {} in place {}, W={} V={} {} {}", id, to_string(dtype), in_place,
+                              width, V, config.to_string(), arch);
+              EXPECT_EQ(resources.spill_bytes, 0) << which;
+              EXPECT_EQ(resources.stack_bytes, 0) << which;
             }
         }
 }
