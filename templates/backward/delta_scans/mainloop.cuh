@@ -24,7 +24,7 @@ struct DeltaScans {
 
   const P& p;
   sm90::ScanWork work{};
-  ScalarGate gate;
+  ScalarGate gate{};  // as it stays where a block has no chunks
   bool reverse = false;
 
   WYVERN_DEVICE explicit DeltaScans(const P& params) : p(params) {}
