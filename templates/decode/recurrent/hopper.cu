@@ -175,7 +175,7 @@ WYVERN_DEVICE decode::ValueVector<StateSpec, DTYPE> normalized(const float (&o)[
 /// One step: the state becomes S_t, and of a token's last one the thread's columns of o_t = S~^T q
 /// + u (k . q) go to `o`. One round of sums serves both u and o.
 WYVERN_DEVICE void step(State& S, float* row, bool last, DTYPE* o, int column, float norm_eps) {
-  float with_k[kValues] = {}, with_q[kValues] = {};
+  float sums[2 * kValues] = {};  // of the columns' products with k, then with q
   RowVector k, q;
   k.load(row + kPlaces.k);
   q.load(row + kPlaces.q);
@@ -192,18 +192,23 @@ WYVERN_DEVICE void step(State& S, float* row, bool last, DTYPE* o, int column, f
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
       if constexpr (GATED) S.x[i][j] *= factor;
-      with_k[j] = fused_multiply_add(S.x[i][j], by, with_k[j]);
-      with_q[j] = fused_multiply_add(S.x[i][j], q[i], with_q[j]);
+      sums[j] = fused_multiply_add(S.x[i][j], by, sums[j]);
+      sums[kValues + j] = fused_multiply_add(S.x[i][j], q[i], sums[kValues + j]);
     }
   }
   const float beta = numbers.at[1], kq = numbers.at[2];
+  // Beside fp32 states a gate a key channel leaves too few registers, and one token gains nothing.
+  if constexpr (sizeof(STATE_DTYPE) < 4)
+    decode::Share<StateSpec>::sum_key_lanes(sums);
+  else
+#pragma unroll
+    for (float& sum : sums) sum = decode::Share<StateSpec>::sum_key_lanes(sum);
   float u[kValues], o_t[kValues];
   decode::ValueVector<StateSpec, DTYPE> out;
 #pragma unroll
   for (int j = 0; j < kValues; ++j) {
-    u[j] = beta * (v[j] - decode::Share<StateSpec>::sum_key_lanes(with_k[j]));
-    const float read = decode::Share<StateSpec>::sum_key_lanes(with_q[j]);
-    o_t[j] = fused_multiply_add(u[j], kq, read);
+    u[j] = beta * (v[j] - sums[j]);
+    o_t[j] = fused_multiply_add(u[j], kq, sums[kValues + j]);
     out[j] = from_float<DTYPE>(o_t[j]);
   }
   if (OUTPUT_NORM && last)

@@ -66,6 +66,45 @@ struct Share : Lanes<S, S::STATE_V_FIRST> {
       x += shuffle_xor(x, mask * Base::kFirstKeyLane);
     return x;
   }
+  /// The same of N sums, a power of two, bit for bit. Lanes that hold two halves of the sums give
+  /// one away in each round, so that each sum ends in few lanes, of which all lanes then take it.
+  template <int N>
+  WYVERN_DEVICE static void sum_key_lanes(float (&x)[N]) {
+    add_halves<N, 1>(x);
+    const int first = lane_index() - Base::key_lane() * Base::kFirstKeyLane;
+    float sums[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      sums[i] = shuffle(x[i % larger(N / Base::kKeyLanes, 1)],
+                        first + sum_lane<N>(i) * Base::kFirstKeyLane);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = sums[i];
+  }
+
+ private:
+  /// The rounds from lanes `Mask` apart on, of the first Count of x.
+  template <int Count, int Mask, int N>
+  WYVERN_DEVICE static void add_halves(float (&x)[N]) {
+    if constexpr (Mask < Base::kKeyLanes) {
+      constexpr int kHalf = larger(Count / 2, 1);
+      const bool upper = (Base::key_lane() & Mask) != 0;
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+        const float other = x[Count - kHalf + i];
+        const float given = upper ? x[i] : other;
+        x[i] = (upper ? other : x[i]) + shuffle_xor(given, Mask * Base::kFirstKeyLane);
+      }
+      add_halves<kHalf, 2 * Mask>(x);
+    }
+  }
+  /// The first key lane where sum i of N ends.
+  template <int N>
+  WYVERN_DEVICE static constexpr int sum_lane(int i) {
+    int lane = 0;
+    for (int mask = 1, half = N / 2; mask < Base::kKeyLanes && half > 0; mask *= 2, half /= 2)
+      if ((i & half) != 0) lane |= mask;
+    return lane;
+  }
 };
 
 /// N neighbours in accesses of up to 16 bytes, from a multiple of N elements.
