@@ -620,6 +620,11 @@ TEST(Plans, DecodeManyStatesByTheKernelForThem) {
   EXPECT_EQ(kernel_of(1, 1, hopper), "recurrent.portable");
   EXPECT_EQ(kernel_of(64, 1, hopper), "recurrent.hopper");
   EXPECT_EQ(kernel_of(8, 4, hopper), "recurrent.hopper");
+  p.state_v_first = true, p.state_dtype = DType::bf16, p.output_final_state = false;
+  EXPECT_EQ(kernel_of(1, 1, hopper), "recurrent.portable");
+  for (const std::int64_t sequences : {8, 64, 256})
+    EXPECT_EQ(kernel_of(sequences, 1, hopper), "recurrent.hopper") << sequences;
+  p.state_v_first = false, p.state_dtype = DType::fp32, p.output_final_state = true;
   EXPECT_EQ(kernel_of(64, 1, cuda_target("sm_80")), "recurrent.portable");
   p.intermediate_rows = 64, p.draft_tokens = 4, p.disable_state_update = p.parent = true;
   EXPECT_EQ(kernel_of(64, 4, hopper), "recurrent.portable");

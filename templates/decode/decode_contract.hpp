@@ -102,6 +102,16 @@ inline double moved_states(double part, const Spec& s, const Workload& w, const 
          (part * bytes_per_us(limits));
 }
 
+/// Microseconds to convert the states of all sequences where they have fewer than 32 bits. One
+/// H200, 2026-11-28, rows of keys, 32 heads, bf16: 8, 64 and 256 sequences take 13.1, 49.7 and 172
+/// us; fp32, twice the bytes: 14.0, 72.1 and 267.
+inline double converted_states(const Spec& s, const Workload& w, const Limits& limits) {
+  if (size_of(s.STATE_DTYPE) >= 4) return 0;
+  constexpr double kFilled = 1.4, kState = 1.65e-4;  // an element of a state, a multiprocessor
+  const int multiprocessors = limits.multiprocessors > 0 ? limits.multiprocessors : 132;
+  return kFilled + kState * static_cast<double>(w.extents.N * s.HV * s.K * s.V) / multiprocessors;
+}
+
 /// Microseconds that the norm of o adds: its gate's bytes at this part of peak bandwidth.
 inline double moved_gates(double part, const Spec& s, const Workload& w, const Limits& limits) {
   if (!s.OUTPUT_NORM) return 0;
@@ -139,7 +149,10 @@ inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) 
                         : s.STATE_INDEX   ? 0.75
                                           : 0.835;
     const double norm = s.OUTPUT_NORM ? kFilled / 2 + moved_gates(part, s, w, limits) : 0;
-    return cost::kLaunch + passes * (turns * kFilled + moved_states(part, s, w, limits) + steps) +
+    return cost::kLaunch +
+           passes * (turns * kFilled +
+                     std::max(moved_states(part, s, w, limits), converted_states(s, w, limits)) +
+                     steps) +
            norm + (usual ? 0.0 : 1.0);
   };
   t.geometry = [shared_bytes](const Spec& s, const Extents& e, const Limits&) {
