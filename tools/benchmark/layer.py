@@ -54,7 +54,7 @@ ROWS = [
     Row("kda", 96, 96, 1, 8192),
     Row("kda", 96, 96, 4, 4096),
 ]
-SMALL = [Row("gdn", 1, 2, 1, 70, D=16), Row("kda", 2, 2, 2, 40, D=16)]
+SMALL = [Row("gdn", 1, 2, 1, 70, D=16), Row("kda", 2, 2, 3, 40, D=16)]
 Region = Callable[..., Tensor]
 
 
@@ -227,7 +227,9 @@ class Measurement:
         reference = Reference(self.row, self.x)
         wanted = {"o": reference.o()}
         if self.part == "both":
-            names = [name for name in reference.parts if name != "b"]
+            # The weights' gradients are sums over all sequences.
+            whole = len(reference.sample.sequences) == self.row.B
+            names = [name for name in reference.parts if name != "b" and (whole or not name.startswith("w_"))]
             given = reference.sample.of("o", self.do).double()
             leaves = [reference.parts[name] for name in names]
             found = torch.autograd.grad(wanted["o"], leaves, given)
@@ -238,7 +240,7 @@ class Measurement:
             found = {"o": reference.sample.of("o", o)}
             if gradients:
                 dqkv, dz, dweight = gradients[:3]
-                found |= {f"d{name}": y for name, y in reference.of(dqkv, dweight).items()}
+                found |= {f"d{name}": y for name, y in reference.of(dqkv, dweight).items() if f"d{name}" in wanted}
                 found["dz"] = reference.sample.of("o", dz)
             errors[side] = {name: oracle.relative(y, wanted[name]) for name, y in found.items()}
         return errors
