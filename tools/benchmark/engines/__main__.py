@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ sys.path.insert(0, str(HERE))
 import engine_table  # noqa: E402
 import local_models  # noqa: E402
 from engine_rows import SETS, WYVERN, Row, rows  # noqa: E402
+from measures import Turns  # noqa: E402
 from run import adapter  # noqa: E402
 
 
@@ -50,6 +52,8 @@ def parse() -> argparse.Namespace:
                         help="seconds after which no further run is begun (default: none)")  # fmt: skip
     parser.add_argument("--parallel", type=int, default=1, metavar="N",
                         help="runs at a time; times of more than one say little (default 1)")  # fmt: skip
+    parser.add_argument("--in-turn", action="store_true",
+                        help="both sides of a row side by side, each throughput measured in turn")  # fmt: skip
     parser.add_argument("--code", metavar="FOLDER", help="of compiled kernels, for the rows cold-code")
     parser.add_argument("--again", action="store_true", help="make runs again that were lost")
     return parser.parse_args()
@@ -88,8 +92,8 @@ def environment_of(options: argparse.Namespace, row: Row, side: str, caches: str
     return found
 
 
-def run_row(options: argparse.Namespace, row: Row, side: str) -> dict[str, Any]:
-    """The run's document, with "error" where it is lost."""
+def run_row(options: argparse.Namespace, row: Row, side: str, turns: list[object]) -> dict[str, Any]:
+    """The run's document, with "error" where it is lost. turns: what measures.Turns takes."""
     start = time.monotonic()
     described = {**row.describe(), "side": side, "engine": options.engine}
     if row.settings.code and not options.code:
@@ -102,7 +106,7 @@ def run_row(options: argparse.Namespace, row: Row, side: str) -> dict[str, Any]:
         request = {
             "engine": options.engine, "model": str(local_models.write(options.out / "models", row.model)),
             "settings": described["settings"], "side": side, "measures": measured,
-            "document": str(document),
+            "document": str(document), "turns": turns,
         }  # fmt: skip
         with log.open("w") as output:
             process = subprocess.Popen(
@@ -135,6 +139,22 @@ def last_error(text: str) -> str:
     return ((causes or errors or lines)[-1] if lines else "it said nothing")[:400]
 
 
+def make_in_turn(
+    tasks: list[tuple[Row, str]], make: Callable[[tuple[Row, str], list[object]], None]
+) -> None:
+    """Runs of one row side by side. A side that is lost keeps no other from its turns."""
+    with tempfile.TemporaryDirectory(prefix="turns-") as folder:
+
+        def make_one(own: int) -> None:
+            try:
+                make(tasks[own], [folder, own, len(tasks)])
+            finally:
+                Turns.ended(folder, own)
+
+        with ThreadPoolExecutor(max(len(tasks), 1)) as pool:
+            list(pool.map(make_one, range(len(tasks))))
+
+
 def main() -> None:
     options = parse()
     options.out = options.out.resolve()
@@ -149,12 +169,12 @@ def main() -> None:
         return
     results, begun = Results(options.out), time.monotonic()
 
-    def make(task: tuple[Row, str]) -> None:
+    def make(task: tuple[Row, str], turns: list[object]) -> None:
         row, side = task
         if options.budget and time.monotonic() - begun > options.budget:
             print(f"{row.name}, {side}: not begun, the budget is spent", file=sys.stderr, flush=True)
             return
-        run = run_row(options, row, side)
+        run = run_row(options, row, side, turns)
         results.add(run)
         told = run.get("error") or f"started in {run['start_s']:.1f} s"
         print(f"{row.name}, {side}: {told} [{run.get('seconds', 0):.0f} s]", file=sys.stderr, flush=True)
@@ -165,8 +185,12 @@ def main() -> None:
 
     tasks = [(row, side) for row in chosen for side in row.sides
              if options.side in (None, side) and not is_known(row, side)]  # fmt: skip
-    with ThreadPoolExecutor(options.parallel) as pool:
-        list(pool.map(make, tasks))
+    if options.in_turn:
+        for row in chosen:
+            make_in_turn([task for task in tasks if task[0] is row], make)
+    else:
+        with ThreadPoolExecutor(options.parallel) as pool:
+            list(pool.map(lambda task: make(task, []), tasks))
     page = engine_table.tables(chosen, results.runs, Path(options.engine).stem)
     (options.out / "engines.md").write_text(page + "\n")
     print(page)

@@ -1,6 +1,7 @@
 """An engine that is made up: log-probabilities follow from tokens, and, unless it is invariant, from the
-place in the batch. Wyvern's side is off by a known amount. FAKE_FAILS=graphs: it has no graphs; another
-text: it prints that, one line after the other, and ends."""
+place in the batch. Wyvern's side is off by a known amount. FAKE_FAILS=graphs: it has no graphs; Wyvern: that
+side ends; another text: it prints that, one line after the other, and ends. FAKE_TURNS: a file to which each
+call of generate() adds its side."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def caches(folder: str) -> dict[str, str]:
 def start(model: str, settings: Settings) -> FakeEngine:
     if os.environ.get("FAKE_FAILS") == "graphs" and settings.graphs:
         raise ValueError("no graphs here")
-    if (said := os.environ.get("FAKE_FAILS", "graphs")) != "graphs":
+    said = os.environ.get("FAKE_FAILS", "graphs")
+    if said != "graphs" and (said != "Wyvern" or os.environ["FAKE_WYVERN"] == "1"):
         print(said, flush=True)
         os._exit(1)
     return FakeEngine()
@@ -44,7 +46,9 @@ class FakeEngine:
         return [self._values(answer, i) for i, answer in enumerate(answers)]
 
     def generate(self, prompts: list[list[int]], count: int) -> None:
-        pass
+        if (turns := os.environ.get("FAKE_TURNS")) is not None:
+            with open(turns, "a") as file:
+                file.write("wyvern\n" if self._wyvern else "engine\n")
 
     def report(self) -> dict[str, Any]:
         if not self._wyvern:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from local_models import FIRST_WORD, VOCABULARY
@@ -60,19 +63,49 @@ def logprobs(engine: Engine) -> dict[str, list[list[float]]]:
     }
 
 
-def speed(engine: Engine, longest: int) -> dict[str, float]:
-    """Tokens a second, of prompts or of answers: the better of two runs after one that warms up."""
+class Turns:
+    """Processes that measure in turn, of a folder that they share: the only one, if there is none."""
+
+    def __init__(self, folder: str | None = None, own: int = 0, count: int = 1) -> None:
+        self._folder, self._own, self._count = Path(folder) if folder else None, own, count
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Waits for its turn, or until it is the last one that has not ended()."""
+        if self._folder is None:
+            yield
+            return
+        while (taken := len(list(self._folder.glob("turn-*")))) % self._count != self._own:
+            if len(list(self._folder.glob("ended-*"))) == self._count - 1:
+                break
+            time.sleep(0.002)
+        yield
+        (self._folder / f"turn-{taken}").touch()
+
+    @staticmethod
+    def ended(folder: str, own: int) -> None:
+        """Says, for a process that may be lost, that nobody waits for it any more."""
+        (Path(folder) / f"ended-{own}").touch()
+
+
+RUNS = 5  # that are timed
+
+
+def speed(engine: Engine, longest: int, turns: Turns) -> dict[str, float]:
+    """Tokens a second, of prompts or of answers: the best of RUNS after one that warms up."""
     found = {}
     for name, (sequences, prompt, answer) in THROUGHPUT.items():
         if prompt + answer > longest:
             continue
         best = float("inf")
-        for run in range(3):
+        for run in range(1 + RUNS):
             prompts = [_words(prompt, 1000 * run + i) for i in range(sequences)]
-            start = time.perf_counter()
-            engine.generate(prompts, answer)
+            with turns.turn():
+                start = time.perf_counter()
+                engine.generate(prompts, answer)
+                taken = time.perf_counter() - start
             if run:
-                best = min(best, time.perf_counter() - start)
+                best = min(best, taken)
         found[name] = sequences * (prompt if answer == 1 else answer) / best
     return found
 

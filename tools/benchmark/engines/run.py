@@ -42,7 +42,9 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     if "invariance" in request["measures"]:
         document["invariance"] = measures.invariance(engine)
     if "speed" in request["measures"]:
-        document["speed"] = measures.speed(engine, settings.max_model_len)
+        document["speed"] = measures.speed(
+            engine, settings.max_model_len, measures.Turns(*request["turns"])
+        )
     document["report"] = engine.report()
     if request["side"] == WYVERN and not document["report"]:
         raise RuntimeError("Wyvern serves nothing in this engine: is its wheel installed beside the engine?")

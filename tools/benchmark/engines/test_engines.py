@@ -65,6 +65,20 @@ class Engines(unittest.TestCase):
         done = self.run_command(*rows, "--again", "--code", str(self.out))
         self.assertEqual((done.returncode, len(self.runs())), (0, before + 1))
 
+    def test_in_turn(self) -> None:
+        """Each side has every other turn, and all of them where the other is lost."""
+        rows = ("--rows", "^tiny-qwen3.5/base$", "--measure", "speed", "--in-turn")
+        turns = len(measures.THROUGHPUT) * (1 + measures.RUNS)
+        for lost in (False, True):
+            with self.subTest(lost=lost):
+                said = self.out / f"turns-{lost}"
+                out = ("--out", str(self.out / str(lost)))
+                fails = {"FAKE_FAILS": "Wyvern"} if lost else {}
+                done = self.run_command(*rows, *out, FAKE_TURNS=str(said), **fails)
+                self.assertEqual(done.returncode, 1 if lost else 0, done.stderr)
+                expected = ["engine"] if lost else ["engine", "wyvern"]
+                self.assertEqual(said.read_text().split(), expected * turns)
+
     def test_what_is_lost_is_named(self) -> None:
         done = self.run_command(
             "--rows", "^tiny-qwen3.5/(base|eager)", "--measure", "logprobs", FAKE_FAILS="graphs"
