@@ -115,6 +115,32 @@ def test_packed_decode(vllm: SimpleNamespace, dtype: torch.dtype) -> None:
     assert torch.equal(given["initial_state"][others], untouched[others])
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+def test_packed_decode_with_narrow_states(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, invariant: bool
+) -> None:
+    """They are vLLM's, which takes less time, but where bits must not depend on the batch."""
+    if invariant:
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    given = {
+        "mixed_qkv": packed_rows(5, (H, HV)), "a": torch.randn(5, HV), "b": torch.randn(5, HV), **gate(HV),
+        "scale": 0.2, "initial_state": pool_of().bfloat16(), "out": torch.full((5, 1, HV, V), float("nan")),
+        "ssm_state_indices": torch.tensor(INDEX), "use_qk_l2norm_in_kernel": True,
+    }  # fmt: skip
+    theirs = engines.copied(given)
+    name = "fused_recurrent_gated_delta_rule_packed_decode"
+    with wyvern.vllm.enable():
+        getattr(sys.modules[fake_vllm.FLA], name)(**given)
+    told = wyvern.vllm.report()
+    if invariant:
+        assert told.served == {name: 1} and not told.declined
+    else:
+        assert not told.served and "16-bit states" in str(told.declined[name])
+    getattr(fake_vllm, name)(**theirs)
+    assert error(given["out"], theirs["out"]) < 1e-5
+    assert error(given["initial_state"].float(), theirs["initial_state"].float()) < 3e-3
+
+
 @pytest.mark.parametrize("kda", [False, True])
 @pytest.mark.parametrize("columns", [0, 1])
 def test_update(vllm: SimpleNamespace, kda: bool, columns: int) -> None:

@@ -128,11 +128,12 @@ METHODS = [
 
 def both(
     vllm: SimpleNamespace, context: SimpleNamespace, name: str, method: str, step: Any, dtype: torch.dtype,
-    tokens_first: bool = True,
+    tokens_first: bool = True, states: torch.dtype = torch.float32,
 ) -> tuple[Any, Any, dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
     """Layers of vLLM's class and of Wyvern's after the same step, and what they were given."""
     kind = getattr(vllm, name)
     theirs = layer_of(kind, dtype, tokens_first)
+    theirs.kv_cache[1] = theirs.kv_cache[1].to(states)
     with wyvern.vllm.enable():
         mine = layer_of(kind, dtype, tokens_first)
         assert type(mine) is not kind
@@ -207,6 +208,25 @@ def test_runs_of_tokens(vllm: SimpleNamespace, context: SimpleNamespace) -> None
     o, wanted = (x["core_attn_out"][0, :tokens] for x in (given, copied))
     assert error(o, wanted) < 2e-5 and error(mine.kv_cache[1], theirs.kv_cache[1]) < 2e-5
     assert torch.equal(mine.kv_cache[0], theirs.kv_cache[0])
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("kind", ["decode", "drafts", "prompts_and_decode"])
+@pytest.mark.parametrize(("name", "method"), METHODS)
+def test_qwen_decodes_narrow_states_by_vllms_kernel(
+    vllm: SimpleNamespace, context: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, method: str,
+    kind: str, invariant: bool,
+) -> None:  # fmt: skip
+    """Of all steps and layers no others, and not where bits must not depend on the batch."""
+    if invariant:
+        if "Qwen" not in name:
+            pytest.skip("it is served by function")
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    both(vllm, context, name, method, step_of(*STEPS[kind]), torch.bfloat16, states=torch.bfloat16)
+    told = wyvern.vllm.report()
+    declined = kind == "decode" and "Qwen" in name and not invariant
+    assert ("16-bit states" in str(told.declined)) == declined, told
+    assert bool(told.served) != declined, told
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def of_qwen(
     if step is None:  # vLLM measures its memory; states have no pages yet
         layer._warmup_prefill_kernels(mixed_qkv, 0)
         return out
+    if not step.num_prefills and not step.num_spec_decodes:
+        decline_narrow(layer.kv_cache[1])
     plan, checkpoints = step.flashinfer_checkpoint_plan, None
     if plan is not None:
         (states,) = _workspace(layer._checkpoint_buffer_spec)
@@ -90,6 +92,15 @@ def _kimi(layer: Any, rows: Tensor, g: Tensor, beta: Tensor, norm_gate: Tensor, 
 def _workspace(*specs: Any) -> Any:
     """vLLM's buffers of these shapes and dtypes."""
     return sys.modules["vllm.v1.worker.workspace"].current_workspace_manager().get_simultaneous(*specs)
+
+
+def decline_narrow(pool: Tensor) -> None:
+    """Declines tokens of the gated delta rule that decode, one a sequence, with states of 16 bits: vLLM's
+    convolution and kernel take less time there (tools/benchmark/RESULTS.md)."""
+    decline_if(
+        pool.element_size() < 4 and not _vllm_invariance.is_on(),
+        "vLLM's own kernel takes less time with 16-bit states",
+    )
 
 
 def _step_of(layer: Any) -> Any:

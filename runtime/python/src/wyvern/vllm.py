@@ -337,6 +337,8 @@ def _update(
         pool = pool[:, : shape[0] * shape[1] * shape[2]].unflatten(1, shape)
     if mixed_qkv is not None:
         q, k, v = packed_heads(mixed_qkv, pool)
+        if not kda:
+            _vllm_layers.decline_narrow(pool)
     if beta is None:
         beta = v.new_ones(v.shape[:3])
     decline_if(
