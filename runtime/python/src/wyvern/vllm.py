@@ -13,7 +13,8 @@ or, in a program of one's own, before models are loaded::
 Served are Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi Linear, GLM-5.3-Flash, Ling 3 (Bailing) and others that
 call the same functions: prefill with and without checkpoints, decoding, and verifying drafts. Of Kimi K3
 prefill and drafts are served, and decoding with ``kda_decode_backend=triton``; vLLM's fused decode of KDA, which
-takes less time, is served where the batch is to be invariant, and else counted as declined.
+takes less time, is served where the batch is to be invariant, and else counted as declined. So is decoding of
+one token a sequence by the gated delta rule where states have 16 bits.
 
 Layers of Qwen, Kimi Linear and Kimi K3 are served from their projections on: convolution, delta rule and, in
 Kimi's and where Qwen3.5 verifies drafts, the norm are one call for prompts and one for tokens that decode,
