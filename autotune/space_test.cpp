@@ -45,6 +45,11 @@ std::vector<Problem> problems() {
         if (s.K != 256) problem.short_conv = 4;
         all.push_back(problem);
         if (pass == Pass::recurrent || s.K != 128) continue;
+        if (pass == Pass::forward) {
+          problem.output_dtype = DType::float8_e4m3;
+          all.push_back(problem);
+          problem.output_dtype.reset();
+        }
         problem.output_norm.reset();
         problem.summary = true;
         (pass == Pass::forward ? problem.output_final_state : problem.initial_state) = false;
