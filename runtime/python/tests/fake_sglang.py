@@ -215,8 +215,41 @@ class GDNAttnBackend:
     def __init__(self, dispatcher: GDNKernelDispatcher) -> None:
         self.kernel_dispatcher = dispatcher
 
-    def forward_extend(self, layer: Any, forward_batch: Any, mixed_qkv: Any, **kwargs: Any) -> Any:
-        return self.kernel_dispatcher.extend_kernel.extend(**mixed_qkv, **kwargs)
+    def forward_extend(
+        self, layer: Any, forward_batch: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor, **kwargs: Any
+    ) -> Any:  # fmt: skip
+        step, cache = self.forward_metadata, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+        windows, index, ends = cache.conv[0], step.mamba_cache_indices, step.query_start_loc.tolist()
+        if step.has_mamba_track_mask:
+            windows[step.conv_states_mask_indices] = mixed_qkv[step.track_conv_indices].transpose(1, 2)
+        y, taps = mixed_qkv.clone(), layer.conv_weights.double().T
+        for n, slot in enumerate(index.tolist()):
+            before = windows[slot].double().T * (forward_batch.extend_prefix_lens[n] > 0)
+            x = torch.cat([before, mixed_qkv[ends[n] : ends[n + 1]].double()])
+            for t in range(ends[n + 1] - ends[n]):
+                y[ends[n] + t] = torch.nn.functional.silu((x[t : t + 4] * taps).sum(0) + layer.bias)
+            windows[slot] = x[-3:].T
+        q, k, v = split(y, cache.temporal)
+        kernel, snapshots, more = self.kernel_dispatcher.extend_kernel, None, {}
+        if step.has_mamba_track_mask and kernel.supports_track_state_snapshot:
+            snapshots = torch.empty(len(index), *cache.temporal.shape[1:])
+            more = {"track_state": snapshots, "track_chunk_idx": step.track_chunk_idx}
+        o, _, states = kernel.extend(
+            q, k, v, (-layer.A_log.exp() * torch.nn.functional.softplus(a + layer.dt_bias))[None],
+            b.sigmoid()[None], ssm_states=cache.temporal, cache_indices=index,
+            query_start_loc=step.query_start_loc, num_state_checkpoints=step.num_state_checkpoints,
+            state_checkpoint_every_n_tokens=step.state_checkpoint_every_n_tokens,
+            output=kwargs.get("linear_attn_output"), **more,
+        )  # fmt: skip
+        if step.has_mamba_track_mask:
+            self._track_mamba_state_extend(forward_batch, states, cache.temporal, step, h_track_buf=snapshots)
+        return o
+
+    def _track_mamba_state_extend(
+        self, forward_batch: Any, h: Tensor | None, ssm_states: Tensor, step: Any, *, h_track_buf: Tensor | None
+    ) -> None:  # fmt: skip
+        kept = h[0][step.track_ssm_h_src] if h_track_buf is None else h_track_buf[step.track_ssm_h_batch_src]
+        ssm_states[step.track_ssm_h_dst] = kept.to(ssm_states.dtype)
 
     def forward_decode(
         self, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Tensor, b: Tensor, **kwargs: Any

@@ -195,13 +195,13 @@ def test_lengths_on_the_host_are_a_hint(
         if kda:
             dispatcher(sglang, kda).extend_kernel.extend(**given, extend_seq_lens_cpu=lengths)
         else:
-            layer = sglang.GDNAttnBackend(dispatcher(sglang, kda))
-            batch = SimpleNamespace(extend_seq_lens_cpu=lengths)
-            layer.forward_extend(layer=None, forward_batch=batch, mixed_qkv=given)
-            layer.forward_extend(None, batch, given)
-            layer.kernel_dispatcher.extend_kernel.extend(**given)
+            backend, layer, batch, rows = prompts_of_a_layer(sglang, "triton", lengths=lengths)
+            backend.forward_extend(layer=layer, forward_batch=batch, **rows)
+            with monkeypatch.context() as patch:  # by the kernel alone
+                patch.setattr(wyvern.sglang, "forward_extend", wyvern.sglang.gdn_extend)
+                backend.forward_extend(layer, batch, *rows.values())
+            backend.kernel_dispatcher.extend_kernel.extend(**given)
     assert told == ([hint] if kda else [hint, hint, None])
-    assert not wyvern.sglang.report().declined
 
 
 @pytest.mark.parametrize("every", [64, 128])
@@ -396,15 +396,98 @@ def folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "srt" / "layers" / "attention" / "linear"
 
 
+def layer_of_gdn() -> Any:
+    C = 2 * H * K + HV * V
+    return SimpleNamespace(
+        layer_id=3, q_dim=H * K, k_dim=H * K, v_dim=HV * V, num_v_heads=HV, head_v_dim=V, head_k_dim=K,
+        conv_weights=torch.randn(C, 4) / 2, bias=torch.randn(C) / 8, activation="silu", **gates(False),
+    )  # fmt: skip
+
+
+def prompts_of_a_layer(
+    sglang: SimpleNamespace, prefill: str, tracks: bool = False, lengths: Any = None
+) -> tuple[Any, Any, Any, dict[str, Tensor]]:
+    """A backend, a layer, a batch of ENDS' sequences, of which the second is new, and rows of q, k, v, a and b.
+
+    tracks: of the first and the last sequence the rows and the state before a chunk go to slots 1 and 3 too.
+    """
+    layer, every = layer_of_gdn(), 64 if prefill == "flashinfer" and tracks else 0
+    T, C = ENDS[-1], 2 * H * K + HV * V
+    cache = SimpleNamespace(conv=[torch.randn(SLOTS, C, 3)], temporal=pool_of())
+    cache.temporal[0] = 0
+    backend = sglang.GDNAttnBackend(dispatcher(sglang, False, prefill))
+    backend.req_to_token_pool = SimpleNamespace(mamba2_layer_cache=lambda _: cache)
+    backend.mis_metadata = None
+    places = torch.tensor([1, 3])
+    backend.forward_metadata = SimpleNamespace(
+        mamba_cache_indices=torch.tensor([4, 0, 7], dtype=torch.int32),
+        query_start_loc=torch.tensor(ENDS, dtype=torch.int32), has_mamba_track_mask=tracks,
+        num_state_checkpoints=3 if every else 0, state_checkpoint_every_n_tokens=every,
+        # After 64 tokens of the first and 128 of the last: of all chunks' 1 and 5, of checkpoints 0 and 2.
+        track_chunk_idx=torch.tensor([1, -1, 2], dtype=torch.int32), track_ssm_h_batch_src=torch.tensor([0, 2]),
+        track_ssm_h_src=torch.tensor([0, 2] if every else [1, 5]), track_ssm_h_dst=places,
+        conv_states_mask_indices=places, track_conv_indices=torch.tensor([[61, 62, 63], [196, 197, 198]]),
+    )  # fmt: skip
+    batch = SimpleNamespace(
+        extend_seq_lens_cpu=lengths, extend_prefix_lens=torch.tensor([5, 0, 9]),
+        forward_mode=SimpleNamespace(is_target_verify=lambda: False),
+    )  # fmt: skip
+    rows = {"mixed_qkv": torch.randn(T, C), "a": torch.randn(T, HV), "b": torch.randn(T, HV)}
+    return backend, layer, batch, rows
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+@pytest.mark.parametrize("prefill", ["triton", "flashinfer"])
+def test_prompts_of_layers(
+    sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, prefill: str, tracks: bool
+) -> None:
+    """Convolution, gates and prefill in one call, in the slots of both pools, with what SGLang keeps for later."""
+    engines.need("checkpoints", monkeypatch)
+    with wyvern.sglang.enable():
+        backend, layer, batch, rows = prompts_of_a_layer(sglang, prefill, tracks)
+        cache = backend.req_to_token_pool.mamba2_layer_cache(3)
+        before, results = (cache.temporal.clone(), cache.conv[0].clone()), []
+        for enabled in (True, False):
+            if not enabled:
+                wyvern.sglang.disable()
+            cache.temporal, cache.conv[0] = (x.clone() for x in before)
+            out = torch.full((1, ENDS[-1], HV, V), float("nan"))
+            o = backend.forward_extend(layer, batch, **rows, linear_attn_output=out)
+            told = wyvern.sglang.report(reset=True)
+            assert told.served == ({"forward_extend": 1} if enabled else {}) and not told.declined, told
+            if enabled:
+                assert o.data_ptr() == out.data_ptr()
+            results.append((o.clone(), cache.temporal, cache.conv[0]))
+    (o, states, windows), (wanted, wanted_states, wanted_windows) = results
+    assert o.shape == wanted.shape and error(o, wanted) < 1e-5 and error(states, wanted_states) < 1e-5
+    assert torch.equal(windows, wanted_windows)
+
+
+@pytest.mark.parametrize("why", ["scoring", "drafts", "chunks"])
+def test_prompts_of_layers_that_are_declined(
+    sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """They go to SGLang's own method, whose call of the kernel is served."""
+    with wyvern.sglang.enable():
+        backend, layer, batch, rows = prompts_of_a_layer(sglang, "triton", tracks=why == "chunks")
+        if why == "scoring":
+            backend.mis_metadata = SimpleNamespace()
+        elif why == "drafts":
+            batch.forward_mode.is_target_verify = lambda: True
+        else:
+            engines.need("checkpoints", monkeypatch)
+            backend.forward_metadata.track_chunk_idx = None
+        backend.forward_extend(layer, batch, **rows)
+    told = wyvern.sglang.report()
+    assert "forward_extend" not in told.served
+    assert list(told.declined) == (["forward_extend"] if why == "chunks" else []), told
+
+
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("rings", [False, True])
 def test_decoding_of_layers(sglang: SimpleNamespace, joined: bool, rings: bool) -> None:
     """Convolution and recurrence in one call, in the slots of both pools; with ReplaySSM's rings by its kernel."""
-    C, N = (2 * H * K + HV * V), len(INDEX)
-    layer = SimpleNamespace(
-        layer_id=3, q_dim=H * K, k_dim=H * K, v_dim=HV * V, num_v_heads=HV, head_v_dim=V, head_k_dim=K,
-        conv_weights=torch.randn(C, 4) / 2, bias=torch.randn(C) / 8, activation="silu", **gates(False),
-    )  # fmt: skip
+    C, N, layer = (2 * H * K + HV * V), len(INDEX), layer_of_gdn()
     qkv, z = torch.randn(N, C), torch.randn(N, HV * V)
     a, b = torch.randn(N, HV), torch.randn(N, HV)
     given = ((torch.cat([qkv, z], 1), torch.cat([b, a], 1)), None, None) if joined else (qkv, a, b)
@@ -492,8 +575,19 @@ def test_the_layer_is_sglangs() -> None:
     ]
     functions = {node.name: node for node in layer.body if isinstance(node, ast.FunctionDef)}
     names = {name: [one.arg for one in function.args.args] for name, function in functions.items()}
-    assert names["forward_extend"][:3] == ["self", "layer", "forward_batch"]
-    assert names["forward_decode"] == ["self", "layer", "forward_batch", "mixed_qkv", "a", "b"]
+    for name in ("forward_extend", "forward_decode"):
+        assert names[name] == ["self", "layer", "forward_batch", "mixed_qkv", "a", "b"]
+    extend = ast.unparse(functions["forward_extend"]) + ast.unparse(functions["_convolve_prefill"])
+    for used in (
+        "self.mis_metadata is not None", "mamba_cache_params.conv[0]", "mamba_cache_params.temporal",
+        "conv_states[forward_metadata.conv_states_mask_indices] = mixed_qkv_to_track",
+        "mixed_qkv[forward_metadata.track_conv_indices].transpose(1, 2)", "kwargs.get('linear_attn_output')",
+        "has_initial_state=forward_batch.extend_prefix_lens > 0", "forward_metadata.num_state_checkpoints",
+        "forward_metadata.state_checkpoint_every_n_tokens", "forward_metadata.track_ssm_h_src.numel() > 0",
+        "forward_metadata.track_chunk_idx", "h_track_buf=h_track_buf",
+        "self._track_mamba_state_extend(forward_batch, h, ssm_states, forward_metadata",
+    ):  # fmt: skip
+        assert used in extend, used
     decode = ast.unparse(functions["forward_decode"])
     for used in (
         "req_to_token_pool.mamba2_layer_cache(layer.layer_id)", "layer_cache.conv[0]", "layer_cache.temporal",

@@ -12,10 +12,10 @@ or, in a program of one's own, before an engine is made::
 
 Hooks around the ``__init__`` of ``GDNKernelDispatcher`` and ``KDAKernelDispatcher`` give the kernels that
 these chose, by ``--linear-attn-backend`` and its like, methods of Wyvern: decode, packed_decode, extend and
-target_verify. A hook around ``GDNAttnBackend.forward_extend`` knows the lengths of prompts on the host, and one
-around ``forward_decode`` has the convolution and the recurrence of tokens that decode in one call. What Wyvern
-declines goes to SGLang's own method, whose calls of kernels are served. WYVERN_SGLANG=0 keeps Wyvern out of a process; so does
-SGLang's own SGLANG_PLUGINS.
+target_verify. Hooks around ``GDNAttnBackend.forward_extend`` and ``forward_decode`` have the convolution, the gates
+and the recurrence of prompts, and of tokens that decode, in one call. What Wyvern declines goes to SGLang's own
+method, whose calls of kernels are served; so are those that verify drafts. WYVERN_SGLANG=0 keeps Wyvern out of a
+process; so does SGLang's own SGLANG_PLUGINS.
 
 With ``--enable-deterministic-inference`` all calls are made with ``batch_invariant``, and a call that would
 be declined is an error (SPECIFICATION.md section 10).
@@ -182,6 +182,37 @@ def forward_decode(
         conv_bias=layer.bias, conv_activation=layer.activation, conv_state=cache.conv[0],
     )  # fmt: skip
     return o.transpose(0, 1), z
+
+
+def forward_extend(
+    layer: Any, batch: Any, step: Any, cache: Any, rows: Tensor, a: Tensor, b: Tensor, out: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """o ``[1, T, HV, V]`` of prompts, convolved in the pool's windows; the states that SGLang keeps of them at every so
+    many tokens ``[1, rows, HV, V, K]``; and those before the chunks that it names, ``[N, HV, V, K]`` in fp32.
+
+    rows: q, k and v side by side ``[T, C]``.
+    """
+    pool, windows, index = cache.temporal, cache.conv[0], step.mamba_cache_indices
+    options, states, snapshots = {}, None, None
+    tracks = step.has_mamba_track_mask
+    if step.num_state_checkpoints:
+        states = pool.new_empty(step.num_state_checkpoints, *pool.shape[1:])
+        options = {"checkpoint_every": step.state_checkpoint_every_n_tokens, "checkpoints": states}
+    elif tracks and step.track_ssm_h_src.numel() > 0:
+        decline_if(step.track_chunk_idx is None, "track_chunk_idx is missing: the states of all chunks")
+        snapshots = pool.new_empty(len(index), *pool.shape[1:], dtype=torch.float32)
+    if tracks:  # the rows from which a sequence goes on that begins as this one does
+        windows[step.conv_states_mask_indices] = rows[step.track_conv_indices].transpose(1, 2)
+    q, k, v = (x.transpose(0, 1) for x in packed_heads(rows, pool))
+    o = _extend(
+        ops.chunk_gated_delta_rule, q, k, v, a.reshape(v.shape[:3]), b.reshape(v.shape[:3]), pool, index,
+        step.query_start_loc, batch.extend_seq_lens_cpu, snapshots,
+        None if snapshots is None else step.track_chunk_idx, use_gate_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True, A_log=layer.A_log, dt_bias=layer.dt_bias,
+        has_initial_state=batch.extend_prefix_lens > 0, conv_weight=layer.conv_weights, conv_bias=layer.bias,
+        conv_activation=layer.activation, conv_state=windows, out=place_in(out, v), **options,
+    )  # fmt: skip
+    return o, None if states is None else states.unsqueeze(0), snapshots
 
 
 def gdn_target_verify(
@@ -355,7 +386,7 @@ _DISPATCHERS = {
     f"{_LINEAR}.gdn_backend.GDNKernelDispatcher": _GDN,
     f"{_LINEAR}.kda_backend.KDAKernelDispatcher": _KDA,
 }
-# Whose kernel is not told how long sequences are, and which convolves in front of it.
+# Which convolves in front of its kernel, and knows how long sequences are.
 _LAYER = f"{_LINEAR}.gdn_backend.GDNAttnBackend"
 _KERNELS = ("decode_kernel", "extend_kernel", "verify_kernel", "tree_verify_kernel", "triton_kernel")
 
@@ -371,7 +402,7 @@ def _find() -> Pairs:
         for dispatcher, functions in _DISPATCHERS.items():
             hook = functools.partial(_around_init, functions)
             hooks.HookRegistry.register(f"{dispatcher}.__init__", hook, hooks.HookType.AROUND)
-        hooks.HookRegistry.register(f"{_LAYER}.forward_extend", _around_forward, hooks.HookType.AROUND)
+        hooks.HookRegistry.register(f"{_LAYER}.forward_extend", _around_extend, hooks.HookType.AROUND)
         hooks.HookRegistry.register(f"{_LAYER}.forward_decode", _around_decode, hooks.HookType.AROUND)
     except (ImportError, AttributeError) as error:
         raise ImportError(
@@ -394,11 +425,30 @@ def _around_init(
             kernel.__class__ = _served_kind(type(kernel), functions is _KDA)
 
 
-def _around_forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[2]  # after self and layer
-    before = _lengths.set(batch.extend_seq_lens_cpu)
+def _around_extend(
+    forward: Callable[..., Any],
+    backend: Any,
+    layer: Any,
+    forward_batch: Any,
+    mixed_qkv: Any,
+    a: Tensor,
+    b: Tensor,
+    **kwargs: Any,
+) -> Any:
+    if is_enabled() and not forward_batch.forward_mode.is_target_verify() and backend.mis_metadata is None:
+        step, cache = backend.forward_metadata, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
+        given = (layer, forward_batch, step, cache, mixed_qkv, a, b, kwargs.get("linear_attn_output"))
+        result, declined = _switch.counts.attempt(forward_extend, *given)
+        if declined is None:
+            o, states, snapshots = result
+            if step.has_mamba_track_mask:
+                backend._track_mamba_state_extend(
+                    forward_batch, states, cache.temporal, step, h_track_buf=snapshots
+                )
+            return o
+    before = _lengths.set(forward_batch.extend_seq_lens_cpu)
     try:
-        return forward(*args, **kwargs)
+        return forward(backend, layer, forward_batch, mixed_qkv, a, b, **kwargs)
     finally:
         _lengths.reset(before)
 
