@@ -42,7 +42,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", default="", help="only the rows whose name this regex finds")
     parser.add_argument("--list", action="store_true", help="print the rows' names and settings")
     parser.add_argument(
-        "--measure", help="only these, of logprobs, speed, invariance (default: all of a row)"
+        "--measure",
+        help="only these, of logprobs, speed, invariance (default: all of a row), and profile",
     )
     parser.add_argument("--side", help="only this one, of engine, wyvern (default: both)")
     parser.add_argument("--out", type=Path, default=Path("engine-results"),
@@ -98,7 +99,8 @@ def run_row(options: argparse.Namespace, row: Row, side: str, turns: list[object
     described = {**row.describe(), "side": side, "engine": options.engine}
     if row.settings.code and not options.code:
         return {**described, "error": "it needs --code FOLDER"}
-    measured = [name for name in row.measures if not options.measure or name in options.measure.split(",")]
+    named = options.measure.split(",") if options.measure else list(row.measures)
+    measured = [name for name in (*row.measures, "profile") if name in named]
     log = options.out / "logs" / f"{row.name.replace('/', '-')}-{side}.log"
     log.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
@@ -125,7 +127,10 @@ def run_row(options: argparse.Namespace, row: Row, side: str, turns: list[object
             process.wait()
         described["seconds"] = time.monotonic() - start
         if code == 0 and document.exists():
-            return {**described, **json.loads(document.read_text())}
+            found = json.loads(document.read_text())
+            if profile := found.pop("profile", None):
+                log.with_suffix(".profile").write_text(profile)
+            return {**described, **found}
     why = f"it took longer than {options.limit:g} s" if code is None else f"exit code {code}"
     return {**described, "error": f"{why}: {last_error(log.read_text(errors='replace'))} ({log})"}
 

@@ -110,6 +110,32 @@ def speed(engine: Engine, longest: int, turns: Turns) -> dict[str, float]:
     return found
 
 
+PROFILED = (64, 64, 33)  # sequences, tokens of each prompt, tokens of each answer
+
+
+def profile(engine: Engine) -> str:
+    """Where the time of decoding goes: PyTorch's tables of the GPU's kernels, and of the host's operations."""
+    import torch
+
+    sequences, prompt, answer = PROFILED
+    prompts = [_words(prompt, 5000 + i) for i in range(sequences)]
+    engine.generate(prompts, answer)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiled:
+        start = time.perf_counter()
+        engine.generate(prompts, answer)
+        taken = time.perf_counter() - start
+    found = profiled.key_averages()
+    order = ["self_cpu_time_total"]
+    if torch.cuda.is_available():
+        order.insert(0, "self_device_time_total")
+    return "\n".join(
+        [f"{sequences} sequences, {answer} tokens: {taken:.3f} s", *(found.table(sort_by=by, row_limit=40) for by in order)]
+    )
+
+
 def positions(batch: int) -> list[int]:
     """Places of the target: the first, the last, and others between, as evenly as they go."""
     count = min(batch, POSITIONS)

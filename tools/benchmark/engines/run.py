@@ -45,6 +45,8 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         document["speed"] = measures.speed(
             engine, settings.max_model_len, measures.Turns(*request["turns"])
         )
+    if "profile" in request["measures"]:
+        document["profile"] = measures.profile(engine)
     document["report"] = engine.report()
     if request["side"] == WYVERN and not document["report"]:
         raise RuntimeError("Wyvern serves nothing in this engine: is its wheel installed beside the engine?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -78,6 +79,20 @@ class Engines(unittest.TestCase):
                 self.assertEqual(done.returncode, 1 if lost else 0, done.stderr)
                 expected = ["engine"] if lost else ["engine", "wyvern"]
                 self.assertEqual(said.read_text().split(), expected * turns)
+
+    def test_profile(self) -> None:
+        """Where it is asked for, and beside the log."""
+        if importlib.util.find_spec("torch") is None:
+            self.skipTest("PyTorch is not installed")
+        rows = ("--rows", "^tiny-qwen3.5/base$", "--side", "engine")
+        for measure in ("speed", "profile"):
+            done = self.run_command(*rows, "--measure", measure, "--out", str(self.out / measure))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            (run,) = (json.loads(line) for line in (self.out / measure / "runs.jsonl").read_text().splitlines())
+            self.assertNotIn("error", run)
+            told = self.out / measure / "logs" / "tiny-qwen3.5-base-engine.profile"
+            self.assertEqual(told.exists(), measure == "profile")
+        self.assertRegex(told.read_text(), r"^64 sequences, 33 tokens: \d")
 
     def test_what_is_lost_is_named(self) -> None:
         done = self.run_command(
