@@ -48,11 +48,12 @@ double cost_of(const Spec& s, const Workload& work, const Limits& limits) {
   const auto tokens = static_cast<double>(work.extents.B * work.extents.T);
   const double rows = static_cast<double>(kConvPartTokens) / static_cast<double>(s.num_warps);
   const double warps = tokens / rows * static_cast<double>(blocks_of_part(s)) / units;
-  const auto resident = static_cast<double>(resident_warps(s) / s.num_warps * s.num_warps);
+  const std::int64_t resident = resident_warps(s) / s.num_warps * s.num_warps;  // of whole blocks
   const double again = kMissed * 3 * static_cast<double>(s.CONV_COLUMNS) / rows;
   const double bytes = tokens * static_cast<double>(s.CONV_CHANNELS) *
                        static_cast<double>(size_of(s.DTYPE)) * (3 + again);
-  return cost::kLaunch + kFilled + bytes / (0.9 * rate * std::min(warps, resident) / kUsual);
+  return cost::kLaunch + kFilled +
+         bytes / (0.9 * rate * std::min(warps, static_cast<double>(resident)) / kUsual);
 }
 
 /// CUDA, sm_80 and up: one block a part of the tokens and a few channels a lane, the tokens split
