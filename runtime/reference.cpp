@@ -501,10 +501,6 @@ Reference backward(const Context& c, unsigned threads) {
   return result;
 }
 
-}  // namespace
-
-namespace {
-
 /// Divides o by the scales of its groups of columns, which become o_scale.
 void scale_output(const Problem& p, Reference& result) {
   const ScaleShape shape = output_scale_shape(p);

@@ -104,7 +104,7 @@ inline double moved_states(double part, const Spec& s, const Workload& w, const 
 
 /// Microseconds to convert the states of all sequences where they have fewer than 32 bits. One
 /// H200, 2026-11-28, rows of keys, 32 heads, bf16: 8, 64 and 256 sequences take 13.1, 49.7 and 172
-/// us; fp32, twice the bytes: 14.0, 72.1 and 267.
+/// us; fp32, twice the bytes: 14.7, 72.2 and 270.
 inline double converted_states(const Spec& s, const Workload& w, const Limits& limits) {
   if (size_of(s.STATE_DTYPE) >= 4) return 0;
   constexpr double kFilled = 1.4, kState = 1.65e-4;  // an element of a state, a multiprocessor

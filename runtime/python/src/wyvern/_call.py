@@ -288,8 +288,8 @@ def _texts(problem: Problem, text: str, disable_recompute: bool) -> tuple[str, s
     if disable_recompute:
         problem = {**problem, "disable_recompute": 1}
         text = text_of(problem)
-    keeping = {"keep_output": 1} if "output_norm" in problem else {}
-    return text, text_of({**problem, **keeping, "gradients": 1})
+    keeping = text_of({**problem, "keep_output": 1}) if "output_norm" in problem else text
+    return text, keeping + " gradients=1"
 
 
 class _Recurrence(torch.autograd.Function):
