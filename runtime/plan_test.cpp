@@ -381,6 +381,12 @@ TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   EXPECT_EQ(steps(32768, 8),
             (std::vector<std::string>{"delta_scans_segment", "fwd_h_combine", "bwd_dhu_combine",
                                       "delta_scans_resume", "delta_gradient"}));
+  p.K = 256, p.V = 512;
+  EXPECT_EQ(steps(8192, 6), two);
+  EXPECT_EQ(steps(2048, 6), two);
+  p.K = 128, p.V = 256;
+  EXPECT_EQ(steps(8192, 32), two);
+  p.K = p.V = 128;
   p.use_gate_in_kernel = p.has_A_log = true;
   EXPECT_EQ(steps(8192, 64),
             (std::vector<std::string>{"delta_scans", "delta_gradient", "gate_param_sum"}));

@@ -326,10 +326,15 @@ TEST_F(Spills, GradientsOfAGateAHeadHaveNone) {
   std::uint64_t turn = 0;
   for (const char* const op : {"delta_rule", "gated_delta_rule"})
     for (const std::int64_t group : {1, 2, 4})
-      for (const std::int64_t width : {64, 128, 256})
+      for (const auto& [K, V] : {std::pair<std::int64_t, std::int64_t>{64, 64},
+                                 {128, 128},
+                                 {256, 256},
+                                 {128, 384},
+                                 {256, 384},
+                                 {256, 512}})
         for (const bool all : {false, true}) {
           if (!testing::is_tried(turn++, 1)) continue;
-          Problem p = problem(90, 2, 2 * group, width, width);
+          Problem p = problem(90, 2, 2 * group, K, V);
           p.op = op;
           p.pass = Pass::backward;
           p.dtype = DType::bf16;
@@ -337,7 +342,7 @@ TEST_F(Spills, GradientsOfAGateAHeadHaveNone) {
           if (all && p.op == "gated_delta_rule")
             p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
           EXPECT_EQ(spilled("delta_gradient.hopper", p), 0)
-              << op << ' ' << group << ' ' << width << ' ' << all;
+              << op << ' ' << group << ' ' << K << ' ' << V << ' ' << all;
         }
 }
 

@@ -199,6 +199,33 @@ TEST_F(Kernel, PreparedChunksOfWideKeys) {
   }
 }
 
+/// More columns of values than a block has at once: two to four bands a value head, of 128 and 256
+/// columns, for one value head a key head and for several.
+TEST_F(Kernel, BackwardPassOfManyColumns) {
+  struct Size {
+    std::int64_t HV, K, V;
+    bool all;
+  };
+  std::uint64_t seed = 62;
+  for (const Size& size : {Size{1, 256, 512, false},
+                           {2, 128, 384, true},
+                           {2, 256, 512, true},
+                           {3, 64, 512, true},
+                           {2, 256, 384, false}}) {
+    if (!full_suite() && seed > 63) break;
+    const std::vector<std::int64_t> lengths{130, 0, 64, 17};
+    Problem p = problem(1, 0, 1, size.HV, size.K, size.V);
+    p.pass = Pass::backward;
+    p.dtype = p.beta_dtype = DType::bf16;
+    p.initial_state = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = size.all;
+    p.has_A_log = p.has_dt_bias = size.all;
+    const StageData data = make_stage_data(packed(p, lengths), 64,
+                                           size.all ? Gate::typical : Gate::mixed, ++seed, lengths);
+    for (const char* const id : {"delta_scans.hopper", "delta_gradient.hopper"})
+      expect_correct(id, data);
+  }
+}
+
 /// Rows of keys that are 0, near it and of the usual length, and large values: in fp16 nothing
 /// overflows, of keys that count times a thousand, and nothing is lost of others in their chunk.
 TEST_F(Kernel, NormsOfKeysNearZeroInFp16) {

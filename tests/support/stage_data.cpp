@@ -638,8 +638,7 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   if (t.source.starts_with("backward/"))
     return hopper && problem.dtype == DType::bf16 && problem.pass == Pass::backward &&
            !problem.disable_recompute && gate_kind(problem) != GateKind::vector &&
-           (problem.K == 64 || problem.K == 128 || problem.K == 256) &&
-           (problem.V == 64 || problem.V == 128 || problem.V == 256);
+           (problem.K == 64 || problem.K == 128 || problem.K == 256) && problem.V % 64 == 0;
   const bool one_head_gate = t.source.starts_with("forward/delta_forward/");
   const bool scans = t.source.starts_with("forward/kda_fwd_h_o/");
   const bool prepared = scans || t.source.starts_with("forward/kda_prepare/");

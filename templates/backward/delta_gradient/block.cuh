@@ -15,8 +15,11 @@ using delta_gradient::kStages;
 
 constexpr delta_gradient::HopperLayout<Spec> kLayout{Spec{}};
 constexpr int kSlices = K / kChannels;
+constexpr int kBand = kLayout.band;
+constexpr int kBands = V / kBand;       ///< of a value head
+constexpr int kTurns = GROUP * kBands;  ///< bands of an item: of each of its value heads in turn
 constexpr int kPartRows = kLayout.part_rows;
-constexpr int kParts = V / kPartRows;  ///< of a slice of states
+constexpr int kParts = kBand / kPartRows;  ///< of a slice of states
 constexpr int kRowStages = kLayout.row_stages;
 constexpr int kPartStages = kLayout.part_stages;
 constexpr int kThreads = 384;
@@ -25,13 +28,13 @@ constexpr bool kNorms = QK_L2NORM;
 using Square = sm90::Accumulator<kRows>;
 using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
 using KeyTile = sm90::SwizzledTile<DTYPE, kRows, K>;
-using ValueTile = sm90::SwizzledTile<DTYPE, kRows, V>;
+using ValueTile = sm90::SwizzledTile<DTYPE, kRows, kBand>;
 using StateTile = sm90::SwizzledTile<DTYPE, kPartRows, kChannels>;
 using sm90::RowPair;
 
-/// How many items and value heads a warp has done: from them follows its position in each pipeline.
+/// How many items and bands a warp has done: from them follows its position in each pipeline.
 struct Turn {
-  uint32 heads = 0, items = 0;
+  uint32 bands = 0, items = 0;
 
   template <int Stages>
   using Position = typename sm90::Pipeline<Stages>::Position;
@@ -39,14 +42,14 @@ struct Turn {
   WYVERN_DEVICE static Position<Stages> at(uint32 count) {
     return {static_cast<int>(count % Stages), count / Stages % 2};
   }
-  WYVERN_DEVICE Position<kRowStages> rows() const { return at<kRowStages>(heads); }
-  WYVERN_DEVICE Position<kStages> factors() const { return at<kStages>(heads); }
+  WYVERN_DEVICE Position<kRowStages> rows() const { return at<kRowStages>(bands); }
+  WYVERN_DEVICE Position<kStages> factors() const { return at<kStages>(bands); }
   WYVERN_DEVICE Position<kPartStages> part(int slice, int part) const {
-    return at<kPartStages>((heads * kSlices + static_cast<uint32>(slice)) * kParts +
+    return at<kPartStages>((bands * kSlices + static_cast<uint32>(slice)) * kParts +
                            static_cast<uint32>(part));
   }
-  /// In pipelines of one stage, of each value head and of each item.
-  WYVERN_DEVICE Position<1> only() const { return at<1>(heads); }
+  /// In pipelines of one stage, of each band and of each item.
+  WYVERN_DEVICE Position<1> only() const { return at<1>(bands); }
   WYVERN_DEVICE Position<1> item() const { return at<1>(items); }
 };
 

@@ -11,12 +11,18 @@ namespace {
 
 constexpr std::int64_t kThreads = 384;
 
-using backward_views::chunk_values;
 using backward_views::keys;
 using backward_views::matrices;
 using backward_views::slices;
-using backward_views::values;
 
+/// Rows of a band's columns.
+TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, HopperLayout(s).band / 64);
+}
+/// Z of a chunk and a band.
+TiledView chunk_values(const Spec& s, const Extents& e) {
+  return matrices(s, e, kRows, s.V, kRows, HopperLayout(s).band / 64);
+}
 /// A part of a slice of states.
 TiledView state_parts(const Spec& s, const Extents& e) {
   return matrices(s, e, s.V, s.K, HopperLayout(s).part_rows, 1);
@@ -29,10 +35,16 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.DTYPE != DType::bf16)
     return "DTYPE must be bf16: its operands need bf16's range, which fp16 lacks, and wgmma has no "
            "fp32 products";
-  for (const std::int64_t width : {s.K, s.V})
-    if (width != 64 && width != 128 && width != 256)
-      return fmt::format("K={} and V={} must be 64, 128 or 256", s.K, s.V);
+  if (s.K != 64 && s.K != 128 && s.K != 256)
+    return fmt::format("K={} is not one of 64, 128 and 256", s.K);
+  if (s.V % 64 != 0) return fmt::format("V={} is not a multiple of 64", s.V);
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// Microseconds of a chunk and value head. More columns than one band has are more bytes.
+double item_time(const Spec& s) {
+  const double columns = s.K == 256 ? 256 : 128;
+  return 6 * columns / 128 * std::max(1.0, static_cast<double>(s.V) / columns);
 }
 
 /// Hopper: one persistent block per multiprocessor; it goes through chunks and key heads.
@@ -66,7 +78,7 @@ Template hopper_template() {
   t.strided = {"q", "k", "beta", "g", "do"};
   t.illegal = illegal;
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return cost::chunks(s.K == 256 ? 12 : 6, s, w, limits);
+    return cost::chunks(item_time(s), s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
     const std::int64_t items = e.NT * s.H;

@@ -10,17 +10,26 @@ constexpr int kChannels = 64;  ///< of K in a slice
 constexpr int kStages = 2;     ///< of factors; q and k, F, and sums have one
 constexpr int kItemWords = 5;  ///< of an item
 
+/// Columns of V in a band: all gradients but v's are sums over columns, so a block goes through the
+/// bands of a value head as if each were a head. V is a multiple of 64.
+constexpr int band_of(long long K, long long V) {
+  int columns = K > 128 || V <= 256 ? 256 : 128;
+  while (columns > 64 && V % columns != 0) columns /= 2;
+  return columns;
+}
+
 template <class S>
 struct HopperLayout {
-  int row_stages;   ///< of a value head's rows
+  int band;         ///< columns of V in a band
+  int row_stages;   ///< of a band's rows
   int part_rows;    ///< rows of S^T and dS'^T (of V) that are loaded together
   int part_stages;  ///< pipeline stages of such parts
   cuda::sm90::SwizzledPlace q, k;
-  /// The first stage of a value head's rows: `tiles` bytes from one to the next.
+  /// The first stage of a band's rows: `tiles` bytes from one to the next.
   cuda::sm90::SwizzledPlace dO, z, dv;
   /// The first stage of a part of a slice of S^T and of dS'^T: `parts` bytes from one to the next.
   cuda::sm90::SwizzledPlace state, dstate;
-  /// F and M of a value head. dk is staged in M's place, dq in `staging`.
+  /// F and M of a band. dk is staged in M's place, dq in `staging`.
   cuda::sm90::SwizzledPlace F, M, staging;
   int tiles, parts;
   /// Factors of rows, the first stage; `factors` floats from one to the next. G: the running sum of
@@ -44,16 +53,17 @@ struct HopperLayout {
     const auto tile = [&](long long height, long long width) {
       return cuda::sm90::swizzled_tile(at, height, width, s.DTYPE);
     };
-    const bool wide = s.K > 128 || s.V > 128;
+    band = band_of(s.K, s.V);
+    const bool wide = s.K > 128 || band > 128;
     row_stages = wide ? 1 : 2;
-    part_rows = static_cast<int>(wide ? 64 : s.V);
-    part_stages = wide && (s.K <= 128 || s.V <= 128) ? 4 : 2;
+    part_rows = static_cast<int>(wide ? 64 : band);
+    part_stages = wide && (s.K <= 128 || band <= 128) ? 4 : 2;
     q = tile(kRows, s.K);
     k = tile(kRows, s.K);
     int first = at.bytes;
-    dO = tile(kRows, s.V);
-    z = tile(kRows, s.V);
-    dv = tile(kRows, s.V);
+    dO = tile(kRows, band);
+    z = tile(kRows, band);
+    dv = tile(kRows, band);
     tiles = at.bytes - first;
     at.bytes = first + row_stages * tiles;
     first = at.bytes;

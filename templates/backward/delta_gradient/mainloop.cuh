@@ -1,10 +1,10 @@
 // The kernel of delta_gradient by role.
 //
 // load: a producer warp loads tiles; three warps compute what is one number a row (rows.cuh). mma:
-// of each value head the first warpgroup computes F and dQ, the second M and dK, the channels of K
-// in slices of 64. backward/stages.hpp has the mathematics and these names. Rows of q and k enter
-// products as they are given: factors of rows and columns include the scales of their norms, and
-// both warpgroups have gradients times those.
+// of each band of a value head's columns the first warpgroup computes F and dQ, the second M and
+// dK, the channels of K in slices of 64. backward/stages.hpp has the mathematics and these names.
+// Rows of q and k enter products as they are given: factors of rows and columns include the scales
+// of their norms, and both warpgroups have gradients times those.
 #pragma once
 
 #include "backward/delta_gradient/load.cuh"
@@ -28,15 +28,15 @@ WYVERN_DEVICE RowPair scales_of(const Block& b) {
 /// Two parts stay a loop: unrolled, the descriptors of both would spill.
 WYVERN_DEVICE int parts_of_slice() { return kParts == 2 ? sm90::opaque(kParts) : kParts; }
 
-/// One head stays a loop: merged with the loop over items it would spill.
-WYVERN_DEVICE int group_size() { return sm90::opaque(GROUP); }
+/// One band stays a loop: merged with the loop over items it would spill.
+WYVERN_DEVICE int bands_of_item() { return sm90::opaque(kTurns); }
 
 // ---- the epilogue: gradients of rows ---------------------------------------------------------
 
 using SliceStore = sm90::SliceStore<DTYPE, K>;
 
-/// The sum over value heads of a slice of gradients. With more than two slices it is rounded after
-/// each head: registers have no room for fp32.
+/// The sum over bands of a slice of gradients. With more than two slices it is rounded after each
+/// band: registers have no room for fp32.
 template <bool Rounded>
 struct HeadSum {
   Square x;
@@ -82,7 +82,7 @@ WYVERN_DEVICE void store_gradients(const SliceSum (&sums)[kSlices], const Rows& 
 
 // ---- queries ------------------------------------------------------------------------------------
 
-/// F of a value head, rounded, also to shared memory for dK; `own` is o, the diagonal before it is
+/// F of a band, rounded, also to shared memory for dK; `own` is o, the diagonal before it is
 /// cleared, and `factor` that of the rows.
 WYVERN_DEVICE Fragment make_F(const Block& b, const Turn& turn, float scale, int warp,
                               RowPair& factor, RowPair& own) {
@@ -90,7 +90,7 @@ WYVERN_DEVICE Fragment make_F(const Block& b, const Turn& turn, float scale, int
   const int stage = turn.factors().buffer;
   Square x;
   b.rows().wait_full(turn.rows());
-  sm90::start_product<V>(x, rows_of(b.dO(row_stage)), rows_of(b.z(row_stage)));
+  sm90::start_product<kBand>(x, rows_of(b.dO(row_stage)), rows_of(b.z(row_stage)));
   b.scales().wait_full(turn.factors());
   factor = scales_of<kLayout.query_scale>(b) * scale;
   const sm90::Decays<> decays(b.factors<kLayout.G>(stage), b.factors<kLayout.column>(stage),
@@ -106,7 +106,7 @@ WYVERN_DEVICE Fragment make_F(const Block& b, const Turn& turn, float scale, int
   return F;
 }
 
-/// x = factor exp(G) dO S^T + F K, a slice of a value head's dQ but for the terms of o.
+/// x = factor exp(G) dO S^T + F K, a slice of a band's dQ but for the terms of o.
 WYVERN_DEVICE void multiply_queries(const Block& b, const Turn& turn, int slice, Fragment& F,
                                     const RowPair& factor, Square& x) {
 #pragma unroll 1
@@ -133,11 +133,11 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
     SliceSum dQ[kSlices];
     RowPair o, along;
 #pragma unroll 1
-    for (int head = 0; head < GROUP; ++head, ++turn.heads) {
+    for (int n = 0; n < kTurns; ++n, ++turn.bands) {
       RowPair factor, own, dots;
       Fragment F = make_F(b, turn, scale, warp, factor, own);
       if constexpr (kNorms) o = o + own;
-      if (head == 0) b.keys().wait_full(turn.item());
+      if (n == 0) b.keys().wait_full(turn.item());
       Square x;
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
@@ -162,14 +162,14 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
 
 // ---- keys ---------------------------------------------------------------------------------------
 
-/// M of a value head, rounded, also to shared memory for the product of columns. dbeta comes from
+/// M of a band, rounded, also to shared memory for the product of columns. dbeta comes from
 /// the diagonal, which is cleared.
 WYVERN_DEVICE Fragment make_M(const Block& b, const Turn& turn, int warp, const SliceStore& out) {
   const int row_stage = turn.rows().buffer;
   const int stage = turn.factors().buffer;
   Square x;
   b.rows().wait_full(turn.rows());
-  sm90::start_product<V>(x, rows_of(b.dv(row_stage)), rows_of(b.z(row_stage)));
+  sm90::start_product<kBand>(x, rows_of(b.dv(row_stage)), rows_of(b.z(row_stage)));
   b.scales().wait_full(turn.factors());
   const sm90::Decays<> decays(b.factors<kLayout.G>(stage), b.factors<kLayout.column>(stage),
                               b.factors<kLayout.anchored>(stage), warp);
@@ -178,21 +178,21 @@ WYVERN_DEVICE Fragment make_M(const Block& b, const Turn& turn, int warp, const 
   sm90::diagonal_of(x, warp).store(b.array<kLayout.values>());
   sm90::decay_strictly_lower(x, decays, scales_of<kLayout.key_scale>(b) * -1.0f, warp);
   Fragment M(x);
-  out.wait();  // until dk and the previous head's M have been read
+  out.wait();  // until dk and the previous band's M have been read
   sm90::store_fragment(b.M(), M);
   sm90::fence_proxy_async();
   sm90::sync_named(out.name, 128);
   return M;
 }
 
-/// Sums over channels of a value head's keys: with gradients as rows and as columns of the chunk's
+/// Sums over channels of a band's keys: with gradients as rows and as columns of the chunk's
 /// products, and with those by the state that leaves.
 struct KeyDots {
   RowPair rows, columns, end;
 };
 
 /// x = -exp(G) dV S^T + M K, y = exp(G_C - G) beta Z dS'^T + F^T Q + M^T K, then y + x + o Q: a
-/// slice of a value head's dK. Factors of rows are read again for each slice: registers are few.
+/// slice of a band's dK. Factors of rows are read again for each slice: registers are few.
 WYVERN_DEVICE void multiply_keys(const Block& b, const Turn& turn, int slice, Fragment& M,
                                  KeyDots& dots, Square& x, Square& y) {
   const int row_stage = turn.rows().buffer;
@@ -257,11 +257,11 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
     SliceSum dK[kSlices];
     RowPair o, along;
 #pragma unroll 1
-    for (int head = 0; head < group_size(); ++head, ++turn.heads) {
+    for (int n = 0; n < bands_of_item(); ++n, ++turn.bands) {
       Fragment M = make_M(b, turn, warp, out);
       b.scores().wait_full(turn.only());
       if constexpr (kNorms) o = o + RowPair::load(b.array<kLayout.own>());
-      if (head == 0) b.keys().wait_full(turn.item());
+      if (n == 0) b.keys().wait_full(turn.item());
       KeyDots dots;
       Square x, y;
 #pragma unroll
@@ -288,7 +288,7 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
 template <class P>
 struct DeltaGradient {
   using Params = P;
-  static constexpr bool kWide = K > 128 || V > 128;
+  static constexpr bool kWide = K > 128 || kBand > 128;
   static constexpr sm90::Roles kRoles{
       .mma = 2, .load_registers = kWide ? 56 : 88, .mma_registers = kWide ? 224 : 208};
   static_assert(kRoles.threads() == kThreads);

@@ -119,7 +119,7 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
   sm90::barrier_arrive(b.scales().full(turn.factors()));
 }
 
-// ---- the end of the gate's gradient -------------------------------------------------------------
+// ---- gradients of beta and of the gate ----------------------------------------------------------
 
 /// <S, dS'> by three warps as parts arrive; the whole sum in each of them.
 WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) {
@@ -167,36 +167,50 @@ struct RowGradients {
   }
 };
 
-/// From the sums of a value head's rows to the gradients of beta and of the gate. `through` is
-/// <S, dS'>.
-WYVERN_DEVICE void store_row_gradients(const Block& b, const Turn& turn, const Item& item, int head,
-                                       const RawRows& raw, const GateForm& form, float floor,
-                                       float through, const RowGradients& to) {
-  float values[2], dots[2];
-  float end = 0.0f;
+/// Of rows `lane` and `lane` + 32: the diagonal of dV Z^T, and dG but for the end's terms.
+struct RowSums {
+  float values[2] = {}, dots[2] = {};
+  float end = 0.0f;  ///< the chunk's
+
+  WYVERN_DEVICE RowSums operator+(const RowSums& x) const {
+    return {{values[0] + x.values[0], values[1] + x.values[1]},
+            {dots[0] + x.dots[0], dots[1] + x.dots[1]},
+            end + x.end};
+  }
+};
+
+/// A band's sums. `through` is <S, dS'>.
+WYVERN_DEVICE RowSums take_sums(const Block& b, const Turn& turn, float through) {
+  RowSums sums;
   b.sums().wait_full(turn.only());
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const int row = 32 * n + lane_index();
-    values[n] = b.array<kLayout.values>()[row];
+    sums.values[n] = b.array<kLayout.values>()[row];
     if constexpr (SCALAR_GATE)
-      dots[n] = b.array<kLayout.query_dots>()[row] + b.array<kLayout.key_dots>()[row];
+      sums.dots[n] = b.array<kLayout.query_dots>()[row] + b.array<kLayout.key_dots>()[row];
   }
   if constexpr (SCALAR_GATE) {
-    end = through * b.factors<kLayout.entering>(turn.factors().buffer)[kRows - 1];
+    sums.end = through * b.factors<kLayout.entering>(turn.factors().buffer)[kRows - 1];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) end += b.array<kLayout.end_dots>()[i];
+    for (int i = 0; i < 4; ++i) sums.end += b.array<kLayout.end_dots>()[i];
   }
   sm90::barrier_arrive(b.sums().empty(turn.only()));
   sm90::barrier_arrive(b.scales().empty(turn.factors()));
+  return sums;
+}
 
+/// From the sums of a value head's rows to the gradients of beta and of the gate.
+WYVERN_DEVICE void store_row_gradients(const Item& item, int head, const RawRows& raw,
+                                       const GateForm& form, float floor, const RowSums& sums,
+                                       const RowGradients& to) {
   // Sums of dG from the rows to the chunk's last, which has the end's terms.
   float after[2] = {};
   if constexpr (SCALAR_GATE) {
-    const float up_to[2] = {sm90::running_sum(dots[0]), sm90::running_sum(dots[1])};
+    const float up_to[2] = {sm90::running_sum(sums.dots[0]), sm90::running_sum(sums.dots[1])};
     const float all[2] = {shuffle(up_to[0], 31), shuffle(up_to[1], 31)};
-    after[1] = end + (all[1] - up_to[1]) + dots[1];
-    after[0] = end + all[1] + (all[0] - up_to[0]) + dots[0];
+    after[1] = sums.end + (all[1] - up_to[1]) + sums.dots[1];
+    after[0] = sums.end + all[1] + (all[0] - up_to[0]) + sums.dots[0];
   }
   float A_part = 0.0f;
   float bias_part = 0.0f;
@@ -206,7 +220,7 @@ WYVERN_DEVICE void store_row_gradients(const Block& b, const Turn& turn, const I
     if (row >= item.rows) continue;
     const int64 place = int64{item.token + row} * to.heads + head;
     const float slope = gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n]);
-    to.dbeta[place] = from_float<BETA_DTYPE>(slope * values[n] / divisor(raw.beta[n]));
+    to.dbeta[place] = from_float<BETA_DTYPE>(slope * sums.values[n] / divisor(raw.beta[n]));
     if constexpr (SCALAR_GATE) {
       float dg = form.log_decay_of(raw.g[n]) < 0.9999f * floor ? 0.0f : after[n];
       if constexpr (GATE_IN_KERNEL) {
@@ -231,7 +245,7 @@ WYVERN_DEVICE void clear_unused_parts(Items items, const RowGradients& to) {
       to.store_parts(item.slot, item.head * GROUP + n, 0.0f, 0.0f);
 }
 
-/// Warps 1 to 3. Each reads the rows of a value head one ahead.
+/// Warps 1 to 3. Each reads the rows of a band's value head one band ahead.
 WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& given,
                                 const RowGradients& to) {
   const int warp = sm90::uniform(warp_index());
@@ -239,6 +253,7 @@ WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& gi
   Turn turn;
   Item item, following{};
   RawRows raw, next{};
+  RowSums sums;
   bool more = items.next_used(following);
   if (more) next.read(following, following.head * GROUP, given);
 #pragma unroll 1
@@ -246,18 +261,21 @@ WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& gi
     item = following;
     if (kNorms && warp != kGradientWarp) make_scales(b, turn, warp);
 #pragma unroll 1
-    for (int n = 0; n < GROUP; ++n, ++turn.heads) {
-      const int head = item.head * GROUP + n;
-      const bool is_last = n + 1 == GROUP;
+    for (int n = 0; n < kTurns; ++n, ++turn.bands) {
+      const int head = item.head * GROUP + n / kBands, band = n % kBands;
+      const bool is_last = n + 1 == kTurns;
       raw = next;
       if (is_last) more = items.next_used(following);
-      if (more) next.read(following, is_last ? following.head * GROUP : head + 1, given);
+      if (more)
+        next.read(following, is_last ? following.head * GROUP : head + (band + 1) / kBands, given);
       const GateForm form = raw.form();
       if (warp == kFactorWarp) make_factors(b, turn, item, raw, form, given.floor);
       float through = 0.0f;
       if constexpr (SCALAR_GATE) through = multiply_states(b, turn, warp);
-      if (warp == kGradientWarp)
-        store_row_gradients(b, turn, item, head, raw, form, given.floor, through, to);
+      if (warp != kGradientWarp) continue;
+      const RowSums own = take_sums(b, turn, through);
+      sums = band == 0 ? own : sums + own;
+      if (band + 1 == kBands) store_row_gradients(item, head, raw, form, given.floor, sums, to);
     }
   }
 }
