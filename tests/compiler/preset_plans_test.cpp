@@ -80,7 +80,7 @@ std::int64_t known_spill(const std::string& id) {
                                                {"kda_prepare.hopper", 360},
                                                {"kda_wy_dqkg.portable", 44},
                                                {"short_conv.portable", 44},
-                                               {"wy_dqkg.portable", 528}};
+                                               {"wy_dqkg.portable", 16}};
   const auto found = known.find(id);
   return found == known.end() ? 0 : found->second;
 }

@@ -226,6 +226,25 @@ TEST_F(Kernel, BackwardPassOfManyColumns) {
   }
 }
 
+/// Rows of values that a warp loads in several parts, which they fill and which they miss, in
+/// chunks that are full and that are not.
+TEST_F(Kernel, OneWarpLoadsWideRows) {
+  std::uint64_t seed = 90;
+  for (const auto& [dtype, V] :
+       {std::pair<DType, std::int64_t>{DType::bf16, 512}, {DType::fp16, 500}, {DType::fp32, 256}}) {
+    const std::vector<std::int64_t> lengths{16, 0, 37};
+    Problem p = problem(1, 0, 1, 2, 32, V);
+    p.pass = Pass::backward;
+    p.dtype = p.beta_dtype = dtype;
+    p.use_qk_l2norm = dtype == DType::fp16;
+    const StageData data = make_stage_data(packed(p, lengths), 16, Gate::typical, ++seed, lengths);
+    expect_correct("wy_dqkg.portable", data,
+                   {{"BK", std::int64_t{16}},
+                    {"num_warps", std::int64_t{1}},
+                    {"num_stages", std::int64_t{1}}});
+  }
+}
+
 /// Rows of keys that are 0, near it and of the usual length, and large values: in fp16 nothing
 /// overflows, of keys that count times a thousand, and nothing is lost of others in their chunk.
 TEST_F(Kernel, NormsOfKeysNearZeroInFp16) {

@@ -145,6 +145,18 @@ WYVERN_DEVICE void load_tile(const Tile<T, Rows, Cols>& tile, const T* source, i
         load_vector<kBytes>(to + r * tile.kStride, from, r < valid_rows);
       from += step;
     }
+  } else if constexpr (kPerRow % Threads == 0) {
+    // All threads have the same row, parts of it in turn. A loop: unrolled over all rows, addresses
+    // and sizes of copies would fill the registers.
+    const int own = thread_index() * kVector;
+    const T* from = source + own;
+#pragma unroll 4
+    for (int row = 0; row < Rows; ++row) {
+#pragma unroll
+      for (int col = 0; col < kPerRow * kVector; col += Threads * kVector)
+        load_vector<kBytes>(tile.at(row, own + col), from + col, row < rows && own + col < cols);
+      from += row_stride;
+    }
   } else {
 #pragma unroll
     for (int first = 0; first < Rows * kPerRow; first += Threads) {
