@@ -64,6 +64,7 @@ std::int64_t known_spill(const std::string& id) {
                                                {"bwd_dhu_segment.portable", 32},
                                                {"bwd_dv_local.portable", 24},
                                                {"delta_forward.hopper", 212},
+                                               {"delta_gradient.hopper", 16},
                                                {"delta_resume.hopper", 120},
                                                {"delta_scans.hopper", 72},
                                                {"delta_scans_resume.hopper", 56},

@@ -13,6 +13,7 @@ constexpr int kItemWords = 5;  ///< of an item
 /// Columns of V in a band: all gradients but v's are sums over columns, so a block goes through the
 /// bands of a value head as if each were a head. V is a multiple of 64.
 constexpr int band_of(long long K, long long V) {
+  if (K > 128 && V % 256 != 0 && V % 192 == 0) return 192;  // bands of 128 would spill
   int columns = K > 128 || V <= 256 ? 256 : 128;
   while (columns > 64 && V % columns != 0) columns /= 2;
   return columns;
