@@ -49,6 +49,11 @@ def _draw(model: Any) -> int:
     for name, parameter in parameters.items():
         if parameter.dtype.is_floating_point:
             draw(name, parameter, adds_one)
+    for module in model.modules():  # copies that Kimi K3's layers make as they load, for their fused decode
+        if (taps := getattr(module, "decode_conv1d_weight", None)) is not None:
+            taps.copy_(module.conv1d.weight.data.view(3, taps.shape[2], taps.shape[1]).transpose(1, 2))
+        if (scales := getattr(module, "decode_norm_weight", None)) is not None:
+            scales.copy_(module.o_norm.weight.data)
     return sum(parameter.numel() for parameter in parameters.values())
 
 
