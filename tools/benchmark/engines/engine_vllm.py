@@ -18,6 +18,7 @@ def environment(settings: Settings, wyvern: bool) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions go to workers
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if settings.processes else "0",
+        "VLLM_KIMI_K3_GEMM_AR": "0",  # for tensor parallelism, by CuTe DSL
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "WYVERN_VLLM": "1" if wyvern else "0",
@@ -156,6 +157,10 @@ def _arguments(model: str, settings: Settings) -> dict[str, Any]:
         arguments["block_size"] = settings.block_size
     if "kimi" not in model:
         arguments["additional_config"] = {"gdn_prefill_backend": settings.gdn_prefill}
+    elif settings.kda != "auto":
+        arguments["additional_config"] = {
+            "kda_prefill_backend": settings.kda, "kda_decode_backend": settings.kda,
+        }  # fmt: skip
     if settings.drafts == "mtp":
         arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": 2}
     elif settings.drafts == "ngram":
