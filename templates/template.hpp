@@ -61,6 +61,9 @@ struct Cover {
   std::map<std::string, std::string, std::less<>> rename{};
   /// Operators have the stage exactly when these flags hold; else the stage's tensors are absent.
   std::optional<Presence> only_when{};
+  /// An earlier kernel of the plan has done its work, by a stage of its own: this one neither reads
+  /// nor writes its tensors, unless other covered stages do.
+  bool done = false;
 
   Cover(const StageDefinition& of) : stage(&of) {}
   Cover(const StageDefinition& of, std::map<std::string, std::string, std::less<>> names)

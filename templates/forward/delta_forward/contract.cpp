@@ -96,8 +96,8 @@ std::string illegal_with_norm(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS, true).bytes, limits);
 }
 
-/// The stages of the whole pass, `segments` among them.
-std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
+/// The stages of the whole pass.
+std::vector<Cover> whole_pass() {
   return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
@@ -106,7 +106,7 @@ std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
       stages::scaled_dot_kkt,
       stages::solve_tril,
       stages::recompute_w_u,
-      std::move(segments),
+      stages::fwd_h_segment,
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::fwd_o};
@@ -137,7 +137,7 @@ Template scan_kernel(std::string name, std::string source) {
 /// The same with queries and the output.
 Template output_kernel(std::string name, std::string source) {
   Template t = scan_kernel(std::move(name), std::move(source));
-  t.constants = scan::joined(pool::with_checkpoints(pool::with_slots(t.constants)),
+  t.constants = scan::joined(pool::with_checkpoints(pool::with_final_slots(t.constants)),
                              {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
   t.tensor_maps.push_back({.name = "o_map", .argument = "o", .view = outputs});
@@ -213,9 +213,7 @@ Template resume() {
     return std::max(hopper::scan_cost(segment_pace(s), s.V, s, w, limits),
                     s.SEGMENTS_GIVEN ? moved_rows(s, w, limits) : 0);
   };
-  t.covers =
-      scan::joined({stages::delta_resume},
-                   whole_pass(hopper::when(stages::fwd_h_segment, {!constant::SEGMENTS_GIVEN})));
+  t.covers = scan::joined({stages::delta_resume}, hopper::resumed(whole_pass()));
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV));
   };
