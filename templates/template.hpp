@@ -133,6 +133,8 @@ constexpr bool is_empty(const Geometry& g) {
 struct Tunable {
   std::string name;
   std::vector<Value> values;
+  /// Kernels take it at launch, from Extents: none is compiled for a value of it.
+  bool at_launch = false;
 
   Tunable(const TunableName& tunable, std::vector<Value> of)
       : name(tunable.name), values(std::move(of)) {}
@@ -204,6 +206,8 @@ struct Template {
   /// The problem's constants that the source is specialized on.
   Values values_of(const Constants& problem) const;
   const Tunable* tunable(std::string_view name) const;
+  /// The part of a config that its source is specialized on.
+  Config compiled(const Config& config) const;
   /// Empty when the target has what the template needs and the config is legal, else the reason.
   std::string problem(const Spec& spec, const Limits& limits) const;
 };

@@ -141,9 +141,16 @@ inline Template cpu(Template t, const Direction& direction, Scope scope) {
   return t;
 }
 
-/// Adds the segment length to a scan's tunables.
+/// The length of a segment as a tunable.
+inline Tunable segments(std::vector<Value> lengths = segment_lengths()) {
+  Tunable tunable{tunable::SEG, std::move(lengths)};
+  tunable.at_launch = true;
+  return tunable;
+}
+
+/// Adds it to a scan's tunables.
 inline Template split(Template t, std::vector<Value> lengths = segment_lengths()) {
-  t.tunables.push_back({tunable::SEG, std::move(lengths)});
+  t.tunables.push_back(segments(std::move(lengths)));
   return t;
 }
 
