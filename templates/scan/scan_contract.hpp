@@ -23,8 +23,11 @@ std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
   return first;
 }
 
-/// Chunks a segment, where a scan is split.
-inline std::vector<Value> segment_lengths() { return cuda::integers({16, 8, 32, 64}); }
+/// Chunks a segment, where a scan is split: so close together that for most numbers of heads some
+/// length fills the last wave of blocks.
+inline std::vector<Value> segment_lengths() {
+  return cuda::integers({16, 8, 12, 20, 24, 28, 32, 40, 48, 56, 64});
+}
 
 inline std::int64_t shared_bytes(const Spec& s) { return cuda::ForwardScanLayout(s).bytes; }
 
