@@ -142,6 +142,7 @@ Extents sizes_of(const Problem& problem, PlanShape shape, Rows rows) {
     return tokens == 0 ? 0 : chunk_slots(problem.B, e.T, problem.N, problem.packed, tokens);
   };
   e.NT = slots(shape.BT);
+  e.SEG = static_cast<int>(shape.SEG);
   // Every sequence has a segment, however short it is.
   e.NS = std::max(slots(shape.BT * shape.SEG), shape.SEG == 0 ? 0 : problem.N);
   e.S = problem.state_index ? problem.state_slots : problem.N;

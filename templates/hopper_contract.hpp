@@ -8,6 +8,7 @@
 #include "templates/cost.hpp"
 #include "templates/cuda_contract.hpp"
 #include "templates/layer/stages.hpp"
+#include "templates/scan/stages.hpp"
 
 namespace wyvern::hopper {
 
@@ -15,6 +16,18 @@ namespace wyvern::hopper {
 inline Cover when(Cover cover, const Presence& flags) {
   cover.only_when = flags;
   return cover;
+}
+
+/// The stages of a pass where earlier kernels have found the states that enter segments.
+inline std::vector<Cover> resumed(std::vector<Cover> pass) {
+  for (Cover& cover : pass) {
+    if (cover.stage == &stages::fwd_h_segment)
+      cover = when(std::move(cover), {!constant::SEGMENTS_GIVEN});
+    else if (cover.stage != &stages::fwd_h_combine)
+      continue;
+    cover.done = true;
+  }
+  return pass;
 }
 
 /// Has a kernel whose last cover writes o, all columns of V in a block, normalize o too.

@@ -29,7 +29,8 @@ TEST_P(EmulatedSegments, MatchesOracle) {
   Problem p = base(GetParam());
   p.H = p.HV = 1, p.K = 40, p.V = 48;
   p.packed = p.initial_state = true;
-  const OperatorData data = make_data(p, Gate::mixed, 3, {300, 0, 128, 17});
+  constexpr std::int64_t kLength = 12;
+  const OperatorData data = make_data(p, Gate::mixed, 3, {460, 0, kLength * 16, 17});
   const auto parts = [](const Plan& plan) {
     return std::count_if(plan.begin(), plan.end(),
                          [](const PlanStep& step) { return step.config.contains("SEG"); });
@@ -39,7 +40,7 @@ TEST_P(EmulatedSegments, MatchesOracle) {
                                 [&](const Plan& a, const Plan& b) { return parts(a) < parts(b); });
   ASSERT_EQ(parts(plan), p.pass == Pass::backward ? 6 : 3);
   for (PlanStep& step : plan)
-    if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
+    if (step.config.contains("SEG")) step.config.set("SEG", kLength);
   check(prepare(data.problem, plan), data);
 }
 

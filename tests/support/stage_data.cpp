@@ -556,9 +556,10 @@ bool has_rank(const HostTensor& tensor, const Argument& argument) {
 
 namespace {
 
-/// Whether the template carries the stage out for such a problem: optional stages may be left out.
+/// Whether the template carries the stage out for such a problem: optional stages may be left out,
+/// and others are done.
 bool carries_out(const Cover& cover, const Constants& constants) {
-  return !cover.only_when || cover.only_when->holds(constants);
+  return !cover.done && (!cover.only_when || cover.only_when->holds(constants));
 }
 
 /// Carries a covered stage out on the template's tensors, under the stage's names for them.

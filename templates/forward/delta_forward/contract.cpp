@@ -43,11 +43,18 @@ double chunk_time(const Spec& s) {
   return s.BV > kColumns ? 2.6 : 1.83;
 }
 
-/// The same in a segment, which computes a map or outputs, not both, and skips maps that have
-/// decayed to 0.
-cost::Pace segment_pace(const Spec& s) {
-  const double chunk = s.K == 256 ? 2.6 : s.K == 64 ? 0.84 : s.BV > kColumns ? 1.66 : 1.33;
-  return {6, (s.GATED ? 1.0 : 1.25) * chunk};
+/// The same in a segment for its output. With K = 128, as that for its map, fitted to 114 whole
+/// plans (one H100 and one H200, 2026-11-26), off by 4 to 6%.
+cost::Pace resume_pace(const Spec& s) {
+  const double chunk = s.K == 256 ? 2.6 : s.K == 64 ? 0.84 : s.BV > kColumns ? 2.9 : 2.0;
+  return {6, (s.K == 128 || s.GATED ? 1.0 : 1.25) * chunk};
+}
+
+/// And for its map: with a gate the mean of slow decay and of fast, where most maps are 0.
+cost::Pace map_pace(const Spec& s) {
+  if (s.K != 128) return resume_pace(s);
+  if (!s.GATED) return {12, s.BV > kColumns ? 1.7 : 1.05};
+  return {6, s.BV > kColumns ? 1.05 : 0.8};
 }
 
 /// Microseconds that the rows of q, k, v and o take at two thirds of memory's rate, which a pass
@@ -96,8 +103,8 @@ std::string illegal_with_norm(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS, true).bytes, limits);
 }
 
-/// The stages of the whole pass, `segments` among them.
-std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
+/// The stages of the whole pass.
+std::vector<Cover> whole_pass() {
   return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
@@ -106,7 +113,7 @@ std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
       stages::scaled_dot_kkt,
       stages::solve_tril,
       stages::recompute_w_u,
-      std::move(segments),
+      stages::fwd_h_segment,
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::fwd_o};
@@ -137,7 +144,7 @@ Template scan_kernel(std::string name, std::string source) {
 /// The same with queries and the output.
 Template output_kernel(std::string name, std::string source) {
   Template t = scan_kernel(std::move(name), std::move(source));
-  t.constants = scan::joined(pool::with_checkpoints(pool::with_slots(t.constants)),
+  t.constants = scan::joined(pool::with_checkpoints(pool::with_final_slots(t.constants)),
                              {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
   t.tensor_maps.push_back({.name = "o_map", .argument = "o", .view = outputs});
@@ -197,7 +204,7 @@ Template segment() {
     return illegal(s, limits);
   };
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
+    return hopper::segment_cost(map_pace(s), s.K + s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, hopper::mapped_segments(s, e) * s.HV * ((s.K + s.V) / s.BV));
@@ -210,12 +217,10 @@ Template resume() {
   Template t = scan::split(output_kernel("delta_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return std::max(hopper::scan_cost(segment_pace(s), s.V, s, w, limits),
+    return std::max(hopper::scan_cost(resume_pace(s), s.V, s, w, limits),
                     s.SEGMENTS_GIVEN ? moved_rows(s, w, limits) : 0);
   };
-  t.covers =
-      scan::joined({stages::delta_resume},
-                   whole_pass(hopper::when(stages::fwd_h_segment, {!constant::SEGMENTS_GIVEN})));
+  t.covers = scan::joined({stages::delta_resume}, hopper::resumed(whole_pass()));
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV));
   };

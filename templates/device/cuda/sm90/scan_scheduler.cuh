@@ -127,12 +127,12 @@ struct ResumeScans {
     const Extents& e = p.e;
     const int scan = find_direction(k);
     const Segment segment =
-        locate_segment<S::VARLEN, S::SEG * S::BT>(scan / Scans::kTilesV / e.HV, e, p.seq_offsets);
+        locate_segment<S::VARLEN, S::BT>(scan / Scans::kTilesV / e.HV, e, p.seq_offsets);
     if (!segment.used) return false;
     const Sequence sequence = locate_sequence<S::VARLEN, Scans::kRows>(
         segment.sequence, e, p.seq_offsets, p.chunk_offsets);
     b.token = segment.token;
-    b.slot = sequence.slot + segment.index * S::SEG;
+    b.slot = sequence.slot + segment.index * k.p.e.SEG;
     b.tokens = segment.tokens;
     b.chunks = ceil_div(segment.tokens, Scans::kRows);
     b.sequence = segment.sequence;
@@ -170,8 +170,7 @@ struct SegmentMaps {
     const Extents& e = k.p.e;
     const int tile = block_index() % kTiles;
     const int slot = block_index() / kTiles;
-    const Segment segment =
-        locate_segment<S::VARLEN, S::SEG * S::BT>(slot / e.HV, e, k.p.seq_offsets);
+    const Segment segment = locate_segment<S::VARLEN, S::BT>(slot / e.HV, e, k.p.seq_offsets);
     b.first = segment.index == 0;
     b.last = segment.last;
     if (!segment.used || (b.first && b.last && !S::SUMMARY)) return false;
