@@ -44,7 +44,9 @@ Products products_of(const Problem& p) {
   if (p.pass == Pass::recurrent) return {4 * n + 2, 0, 0, 0, 0};
   if (p.summary && p.pass == Pass::forward) return {4 * n, 2 * n, 0, 2 * n, 2 * n};
   if (p.pass == Pass::forward || p.summary) return {4 * n + 2, 2 * n + 2, 0, 2 * n + 2, 2 * n};
-  if (p.disable_recompute) return {8 * n + 4, 4 * n + 4, 6 * n + 4, 2 * n + 2, 0};
+  if (p.disable_recompute && gate_kind(p) == GateKind::vector)
+    return {8 * n + 4, 4 * n + 4, 6 * n + 4, 2 * n + 2, 0};
+  if (p.disable_recompute) return {8 * n + 4, 6 * n + 4, 8 * n + 4, 2 * n + 2, 2 * n};
   return {12 * n + 4, 6 * n + 4, 8 * n + 4, 2 * n + 2, 2 * n};
 }
 
@@ -83,6 +85,7 @@ const ChunkedStages& vector_gate_stages() {
                                                           .sums = "Gk",
                                                           .d_sums = "dGk",
                                                           .second_has_dq = true,
+                                                          .keeps_intra = true,
                                                           .recurrent = &stages::recurrent};
   return stages;
 }
@@ -306,10 +309,9 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
     add_whole_pass(stages, uses);
   for (const char* const x : {"q", "k"}) add_row_scales(p, x, uses);
   add_gate_sums(p, stages, uses);
-  if (p.pass == Pass::forward || !p.disable_recompute) {
-    add_intra(stages, uses);
-    add_forward_scan(p, uses);
-  }
+  const bool kept = p.pass == Pass::backward && p.disable_recompute;
+  if (!kept || !stages.keeps_intra) add_intra(stages, uses);
+  if (!kept) add_forward_scan(p, uses);
   if (p.pass == Pass::forward) {
     add_output(p, stages, uses);
     return uses;

@@ -28,6 +28,8 @@ struct ChunkedStages {
   std::string sums = "G", d_sums = "dG";
   /// Whether the gradient of q is finished by d_second (else by d_first).
   bool second_has_dq = false;
+  /// Whether disable_recompute also keeps what intra to recompute make; else states and V' alone.
+  bool keeps_intra = false;
   const StageDefinition* recurrent;
   /// The optional group that splits a forward pass into segments: `segment` computes the state
   /// entering each one, `resume` runs the segments from these states. Null: no such group.

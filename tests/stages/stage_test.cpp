@@ -164,7 +164,8 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.output_final_state = bit(0) || bit(3);
   p.state_v_first = bit(1);
   p.seqlens_dtype = bit(2) ? DType::int64 : DType::int32;
-  p.return_intermediate_states = t.carries_out("transpose_states");
+  p.return_intermediate_states =
+      t.carries_out("transpose_states") || (keeps_states(t) && bit(1) != bit(2));
   p.disable_recompute = bit(1) == bit(2) && !p.return_intermediate_states && !is_backward_pass(t);
   // Where checkpoints may divide a chunk, the sums of gates of all its rows are written.
   p.checkpoint_offsets = t.name == "kda_prepare" && p.packed && bit(1);
@@ -237,6 +238,7 @@ class DeviceTest : public ::testing::Test {
     usual.K = usual.V = 128;
     usual.dtype = dtype;
     usual.pass = pass_of(t);
+    usual.disable_recompute = keeps_states(t);
     return takes(t, limits(), usual);
   }
   const Device& device() const { return *device_; }
