@@ -381,6 +381,12 @@ TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   EXPECT_EQ(steps(32768, 8),
             (std::vector<std::string>{"delta_scans_segment", "fwd_h_combine", "bwd_dhu_combine",
                                       "delta_scans_resume", "delta_gradient"}));
+  p.disable_recompute = true;
+  EXPECT_EQ(steps(8192, 64), (std::vector<std::string>{"delta_reverse", "delta_gradient_kept"}));
+  EXPECT_EQ(steps(32768, 8),
+            (std::vector<std::string>{"delta_scans_segment", "bwd_dhu_combine",
+                                      "delta_reverse_resume", "delta_gradient_kept"}));
+  p.disable_recompute = false;
   p.use_gate_in_kernel = p.has_A_log = true;
   EXPECT_EQ(steps(8192, 64),
             (std::vector<std::string>{"delta_scans", "delta_gradient", "gate_param_sum"}));

@@ -107,9 +107,10 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.use_gate_in_kernel =
       (has_gate && !optional_gate) ||
       (gated && bit(0) &&
-       (has_gate || covers_any("chunk_local_reverse_cumsum", "recurrent", "kda_segment",
-                               "delta_segment", "delta_scans", "delta_scans_segment",
-                               "delta_gradient", "kda_bwd_prepare", "kda_gradient")));
+       (has_gate ||
+        covers_any("chunk_local_reverse_cumsum", "recurrent", "kda_segment", "delta_segment",
+                   "delta_scans", "delta_scans_segment", "delta_reverse", "delta_gradient",
+                   "delta_gradient_kept", "kda_bwd_prepare", "kda_gradient")));
   p.has_dt_bias = p.use_gate_in_kernel && bit(1);
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
