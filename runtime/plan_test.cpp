@@ -381,6 +381,12 @@ TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   EXPECT_EQ(steps(32768, 8),
             (std::vector<std::string>{"delta_scans_segment", "fwd_h_combine", "bwd_dhu_combine",
                                       "delta_scans_resume", "delta_gradient"}));
+  p.disable_recompute = true;
+  EXPECT_EQ(steps(8192, 64), (std::vector<std::string>{"delta_reverse", "delta_gradient_kept"}));
+  EXPECT_EQ(steps(32768, 8),
+            (std::vector<std::string>{"delta_scans_segment", "bwd_dhu_combine",
+                                      "delta_reverse_resume", "delta_gradient_kept"}));
+  p.disable_recompute = false;
   p.use_gate_in_kernel = p.has_A_log = true;
   EXPECT_EQ(steps(8192, 64),
             (std::vector<std::string>{"delta_scans", "delta_gradient", "gate_param_sum"}));
@@ -389,6 +395,26 @@ TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   EXPECT_NE(shape_of(default_plan(p, target)).SEG, 0);
   p.dtype = DType::fp16;
   EXPECT_GT(steps(8192, 64).size(), 3U);
+}
+
+/// With the states of chunks too, whoever asks for them.
+TEST(Plans, HaveOneKernelForAForwardPassThatKeepsStatesOnHopper) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  for (const bool kept : {false, true})
+    for (const bool gate : {false, true}) {
+      Problem p = gated();
+      p.op = gate ? "gated_delta_rule" : "delta_rule";
+      p.dtype = DType::bf16;
+      p.K = p.V = 128;
+      p.disable_recompute = kept;
+      p.return_intermediate_states = !kept;
+      p.B = p.N = 4, p.T = 4096, p.H = p.HV = 64;
+      EXPECT_EQ(names(default_plan(p, target)), std::vector<std::string>{"delta_forward_keep"});
+      p.B = p.N = 1, p.T = 131072, p.H = p.HV = 4;
+      EXPECT_EQ(names(default_plan(p, target)),
+                (std::vector<std::string>{"delta_segment", "fwd_h_combine", "delta_resume_keep"}));
+    }
 }
 
 TEST(Plans, HaveThreeKernelsForABackwardPassOfADecayAChannelOnHopper) {

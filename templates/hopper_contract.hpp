@@ -9,6 +9,7 @@
 #include "templates/cuda_contract.hpp"
 #include "templates/layer/stages.hpp"
 #include "templates/scan/stages.hpp"
+#include "templates/tiled_view.hpp"
 
 namespace wyvern::hopper {
 
@@ -55,6 +56,17 @@ inline TiledView panels(const Extents& e, DType type, std::int64_t heads, std::i
   return {.dims = {panel, e.B * e.T, width / panel, heads},
           .strides = {heads * width * size, 128, width * size},
           .box = {panel, rows, panels_a_box, 1},
+          .swizzle = Swizzle::bytes128};
+}
+
+/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; a TMA load or store moves
+/// `part` rows of `panels` panels of 64 columns.
+inline TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
+                          std::int64_t part, std::int64_t panels) {
+  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
+  return {.dims = {64, rows, columns / 64, e.NT * s.HV},
+          .strides = {columns * size, 64 * size, rows * columns * size},
+          .box = {64, part, panels, 1},
           .swizzle = Swizzle::bytes128};
 }
 

@@ -109,6 +109,19 @@ TEST_F(Spills, WholeForwardPassOfAGateAHeadHasFew) {
     }
 }
 
+/// Keeping states and V' takes no register more.
+TEST_F(Spills, WholeForwardPassThatKeepsStatesHasFew) {
+  for (const std::int64_t K : {64, 128})
+    for (const std::int64_t BV : {64, 128})
+      for (const bool all : {false, true}) {
+        Problem p = forward("gated_delta_rule", K, 128, all);
+        p.disable_recompute = true;
+        EXPECT_LE(spilled("delta_forward_keep.hopper", p, {{"BV", BV}}),
+                  all ? (BV > 64 ? 48 : 8) : 0)
+            << K << ' ' << BV << ' ' << all;
+      }
+}
+
 /// With the norm of o and all options two numbers more are kept in memory than without the norm.
 TEST_F(Spills, WholeForwardPassWithTheNormOfOHasFew) {
   for (const std::int64_t K : {64, 128})
