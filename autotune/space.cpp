@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <optional>
 #include <set>
@@ -42,6 +43,7 @@ class Builder {
 
   SearchSpace build() {
     space_.uses = uses_.size();
+    space_.default_plan = default_plan(problem_, target_);
     const std::vector<std::set<std::size_t>> choices = split_choices();
     for (const std::int64_t BT : chunk_sizes(problem_, target_.device)) {
       if (!always_split(problem_)) add_layer({BT, 0}, {});
@@ -53,19 +55,21 @@ class Builder {
                   fmt::format("no chunk size has a legal config for every stage of {} on {}",
                               problem_.op, target_.name()));
     drop_unused_groups();
-    space_.default_plan = default_plan(problem_, target_);
     return std::move(space_);
   }
 
  private:
   /// Chunks a segment worth trying: splitting pays with too few scans to fill a device, and
-  /// sequences of several segments. A summary is always split, and a pass that takes its segments.
+  /// sequences of several segments; by the costs powers of two are near any other length but the
+  /// default plan's. A summary is always split, and a pass that takes its segments.
   std::vector<std::int64_t> lengths_to_try(std::int64_t BT) const {
     if (always_split(problem_)) return segment_lengths(problem_, target_.device);
     if (problem_.N == 0 || problem_.N * problem_.HV > kManyChains) return {};
     std::vector<std::int64_t> lengths = segment_lengths(problem_, target_.device);
+    const std::int64_t chosen = shape_of(space_.default_plan).SEG;
     std::erase_if(lengths, [&](std::int64_t SEG) {
-      return problem_.B * problem_.T < 2 * SEG * BT * problem_.N;
+      const bool near = std::has_single_bit(static_cast<std::uint64_t>(SEG)) || SEG == chosen;
+      return !near || problem_.B * problem_.T < 2 * SEG * BT * problem_.N;
     });
     return lengths;
   }

@@ -51,6 +51,9 @@ std::vector<Problem> problems() {
           problem.output_dtype.reset();
         }
         problem.output_norm.reset();
+        problem.disable_recompute = true;
+        all.push_back(problem);
+        problem.disable_recompute = false;
         problem.summary = true;
         (pass == Pass::forward ? problem.output_final_state : problem.initial_state) = false;
         all.push_back(problem);

@@ -368,8 +368,9 @@ TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
   CompileRequest request{find_template(combine->template_id), problem_constants(problem),
                          combine->config, device.impl().target()};
   const std::string key = artifact_key(request);
-  // It takes segments for twice as long as they are, and finds no state for every second one.
-  request.config.set("SEG", 2 * request.config.integer("SEG"));
+  // It takes chunks, and so segments, for twice as long as they are, and finds no state for every
+  // second one.
+  request.config.set("BT", 2 * request.config.integer("BT"));
   Artifact misled = compile(request);
   misled.key = key;
   const auto cache = std::make_shared<Cache>(directory_);

@@ -40,6 +40,11 @@ std::string identity_of(const CompileRequest& request) {
                          detail::backend(request.target.device).dialect());
 }
 
+/// The config's part of a key.
+Config compiled_config(const CompileRequest& request) {
+  return request.source_template->compiled(request.config);
+}
+
 /// The text whose digest is a key. It has each field's name and length, so that no two requests
 /// have the same text.
 class KeyText {
@@ -87,12 +92,13 @@ Output output_for(DeviceKind device, Emit what) {
 
 std::string artifact_key(const CompileRequest& request) {
   const detail::Backend& backend = detail::backend(request.target.device);
-  return detail::source_key(backend, identity_of(request), request.config, request.target);
+  return detail::source_key(backend, identity_of(request), compiled_config(request),
+                            request.target);
 }
 
 std::string code_key(const CompileRequest& request) {
   KeyText key("wyvern code 1");
-  key.add_kernel(identity_of(request), request.config, request.target);
+  key.add_kernel(identity_of(request), compiled_config(request), request.target);
   return key.digest();
 }
 

@@ -142,6 +142,7 @@ Extents sizes_of(const Problem& problem, PlanShape shape, Rows rows) {
     return tokens == 0 ? 0 : chunk_slots(problem.B, e.T, problem.N, problem.packed, tokens);
   };
   e.NT = slots(shape.BT);
+  e.SEG = static_cast<int>(shape.SEG);
   // Every sequence has a segment, however short it is.
   e.NS = std::max(slots(shape.BT * shape.SEG), shape.SEG == 0 ? 0 : problem.N);
   e.S = problem.state_index ? problem.state_slots : problem.N;
@@ -179,7 +180,8 @@ Constants problem_constants(const Problem& problem) {
   c.GATE_K = gate == GateKind::vector ? problem.K : 1;
   c.GATE_HEADS = problem.HV * c.GATE_K;
   c.DG_DTYPE = c.GATE_IN_KERNEL ? DType::fp32 : problem.g_dtype;
-  c.KEEP_INVERSE = problem.pass == Pass::backward || problem.disable_recompute;
+  c.KEEP_INVERSE = problem.pass == Pass::backward ||
+                   (problem.disable_recompute && definition.facts().gate == GateKind::vector);
   c.KEEP_STATES = problem.disable_recompute || problem.return_intermediate_states;
   c.STATE_SCALE = has_state_scale(problem);
   c.NORM_SILU = problem.output_norm == Activation::silu;

@@ -381,7 +381,17 @@ TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   EXPECT_EQ(steps(32768, 8),
             (std::vector<std::string>{"delta_scans_segment", "fwd_h_combine", "bwd_dhu_combine",
                                       "delta_scans_resume", "delta_gradient"}));
+  const std::vector<std::string> two_of_kept{"delta_reverse", "delta_gradient_kept"};
+  p.disable_recompute = true;
+  EXPECT_EQ(steps(8192, 64), two_of_kept);
+  EXPECT_EQ(steps(32768, 8),
+            (std::vector<std::string>{"delta_scans_segment", "bwd_dhu_combine",
+                                      "delta_reverse_resume", "delta_gradient_kept"}));
   p.K = 256, p.V = 512;
+  p.chunk_size = 64;  // what is kept has 32 otherwise
+  EXPECT_EQ(steps(8192, 16), two_of_kept);
+  p.chunk_size.reset();
+  p.disable_recompute = false;
   EXPECT_EQ(steps(8192, 6), two);
   EXPECT_EQ(steps(2048, 6), two);
   p.K = 128, p.V = 256;
@@ -395,6 +405,26 @@ TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   EXPECT_NE(shape_of(default_plan(p, target)).SEG, 0);
   p.dtype = DType::fp16;
   EXPECT_GT(steps(8192, 64).size(), 3U);
+}
+
+/// With the states of chunks too, whoever asks for them.
+TEST(Plans, HaveOneKernelForAForwardPassThatKeepsStatesOnHopper) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  for (const bool kept : {false, true})
+    for (const bool gate : {false, true}) {
+      Problem p = gated();
+      p.op = gate ? "gated_delta_rule" : "delta_rule";
+      p.dtype = DType::bf16;
+      p.K = p.V = 128;
+      p.disable_recompute = kept;
+      p.return_intermediate_states = !kept;
+      p.B = p.N = 4, p.T = 4096, p.H = p.HV = 64;
+      EXPECT_EQ(names(default_plan(p, target)), std::vector<std::string>{"delta_forward_keep"});
+      p.B = p.N = 1, p.T = 131072, p.H = p.HV = 4;
+      EXPECT_EQ(names(default_plan(p, target)),
+                (std::vector<std::string>{"delta_segment", "fwd_h_combine", "delta_resume_keep"}));
+    }
 }
 
 TEST(Plans, HaveThreeKernelsForABackwardPassOfADecayAChannelOnHopper) {
@@ -591,17 +621,36 @@ TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsFaster) {
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
     p.H = p.HV = 16;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
-    p.H = p.HV = 32;  // a tie without a gate
-    EXPECT_EQ(names(default_plan(p, target)), whole) << op;
+    p.H = p.HV = 32;
+    if (p.op == "gated_delta_rule") {
+      EXPECT_EQ(names(default_plan(p, target)), whole) << op;
+    }
     p.H = p.HV = 64;
     EXPECT_EQ(names(default_plan(p, target)), whole) << op;
-    p.T = 2048, p.H = p.HV = 8;
+    p.T = 4096, p.H = p.HV = 8;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
-    p.H = p.HV = 32;
+    p.T = 2048, p.H = p.HV = 32;
     EXPECT_EQ(names(default_plan(p, target)), whole) << op;
     p.T = 65536, p.H = p.HV = 4, p.K = p.V = 256;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
     p.K = p.V = 128;
+  }
+}
+
+TEST(Plans, SegmentsAreOfALengthThatFillsAWaveOfBlocks) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.dtype = DType::bf16;
+  p.K = p.V = 128;
+  for (const auto& [HV, T] : {std::pair{6, 16384}, {8, 32768}, {10, 16384}, {12, 32768}}) {
+    p.H = p.HV = HV, p.T = T;
+    const Plan plan = default_plan(p, target);
+    const Config& pass = plan.back().config;
+    const std::int64_t blocks =
+        sizes_of(p, shape_of(plan), Rows::tokens).NS * p.HV * p.V / pass.integer("BV");
+    EXPECT_GT(blocks, 120) << HV << " heads, " << pass.to_string();
+    EXPECT_LE(blocks, 132) << HV << " heads, " << pass.to_string();
   }
 }
 

@@ -56,6 +56,7 @@ double derived(const Template& t, const Spec& spec, const Workload& work, const 
   double flops = 0;  // of a chunk, or of a segment
   Scan scan = Scan::none;
   for (const Cover& cover : t.covers) {
+    if (cover.done) continue;
     const StageDefinition& stage = *cover.stage;
     if (!split && (stage.scan == Scan::segment || stage.scan == Scan::segments)) continue;
     scan = std::max(scan, stage.scan);

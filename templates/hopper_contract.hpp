@@ -8,6 +8,8 @@
 #include "templates/cost.hpp"
 #include "templates/cuda_contract.hpp"
 #include "templates/layer/stages.hpp"
+#include "templates/scan/stages.hpp"
+#include "templates/tiled_view.hpp"
 
 namespace wyvern::hopper {
 
@@ -15,6 +17,18 @@ namespace wyvern::hopper {
 inline Cover when(Cover cover, const Presence& flags) {
   cover.only_when = flags;
   return cover;
+}
+
+/// The stages of a pass where earlier kernels have found the states that enter segments.
+inline std::vector<Cover> resumed(std::vector<Cover> pass) {
+  for (Cover& cover : pass) {
+    if (cover.stage == &stages::fwd_h_segment)
+      cover = when(std::move(cover), {!constant::SEGMENTS_GIVEN});
+    else if (cover.stage != &stages::fwd_h_combine)
+      continue;
+    cover.done = true;
+  }
+  return pass;
 }
 
 /// Has a kernel whose last cover writes o, all columns of V in a block, normalize o too.
@@ -42,6 +56,17 @@ inline TiledView panels(const Extents& e, DType type, std::int64_t heads, std::i
   return {.dims = {panel, e.B * e.T, width / panel, heads},
           .strides = {heads * width * size, 128, width * size},
           .box = {panel, rows, panels_a_box, 1},
+          .swizzle = Swizzle::bytes128};
+}
+
+/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; a TMA load or store moves
+/// `part` rows of `panels` panels of 64 columns.
+inline TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
+                          std::int64_t part, std::int64_t panels) {
+  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
+  return {.dims = {64, rows, columns / 64, e.NT * s.HV},
+          .strides = {columns * size, 64 * size, rows * columns * size},
+          .box = {64, part, panels, 1},
           .swizzle = Swizzle::bytes128};
 }
 

@@ -59,6 +59,7 @@ class Derivation {
         if (cover.stage->find(argument) == nullptr)
           reject(t_, "stage {} has no tensor {} to be renamed to {}", cover.stage->name, argument,
                  name);
+      if (cover.done) continue;
       for (const Argument& argument : cover.stage->arguments)
         if (argument.access != Access::out && written.contains(cover.local(argument.name)))
           inner_.insert(cover.local(argument.name));
@@ -75,6 +76,7 @@ class Derivation {
 
   void take(std::size_t index) {
     const Cover& cover = t_.covers[index];
+    if (cover.done) return;
     std::vector<std::string_view> written;
     for (const Argument& argument : cover.stage->arguments) {
       Parameter p{argument, index};

@@ -121,6 +121,7 @@ std::string definitions(const Template& t, const Constants& constants, const Con
   for (const AnyConstant& constant : t.constants)
     add(name_of(constant), value_of(constant, constants));
   for (const Tunable& tunable : t.tunables) {
+    if (tunable.at_launch) continue;
     const Value* value = config.find(tunable.name);
     if (value == nullptr)
       throw Error(ErrorKind::kBadInput,

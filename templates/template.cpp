@@ -104,6 +104,15 @@ const Tunable* Template::tunable(std::string_view tunable_name) const {
   return nullptr;
 }
 
+Config Template::compiled(const Config& config) const {
+  Config part;
+  for (const auto& [tunable, value] : config.items()) {
+    const Tunable* const own = this->tunable(tunable);
+    if (own == nullptr || !own->at_launch) part.set(tunable, value);
+  }
+  return part;
+}
+
 std::string Template::problem(const Spec& spec, const Limits& limits) const {
   std::string missing = needs.missing(limits);
   return missing.empty() && illegal ? illegal(spec, limits) : missing;

@@ -61,6 +61,9 @@ struct Cover {
   std::map<std::string, std::string, std::less<>> rename{};
   /// Operators have the stage exactly when these flags hold; else the stage's tensors are absent.
   std::optional<Presence> only_when{};
+  /// An earlier kernel of the plan has done its work, by a stage of its own: this one neither reads
+  /// nor writes its tensors, unless other covered stages do.
+  bool done = false;
 
   Cover(const StageDefinition& of) : stage(&of) {}
   Cover(const StageDefinition& of, std::map<std::string, std::string, std::less<>> names)
@@ -130,6 +133,8 @@ constexpr bool is_empty(const Geometry& g) {
 struct Tunable {
   std::string name;
   std::vector<Value> values;
+  /// Kernels take it at launch, from Extents: none is compiled for a value of it.
+  bool at_launch = false;
 
   Tunable(const TunableName& tunable, std::vector<Value> of)
       : name(tunable.name), values(std::move(of)) {}
@@ -201,6 +206,8 @@ struct Template {
   /// The problem's constants that the source is specialized on.
   Values values_of(const Constants& problem) const;
   const Tunable* tunable(std::string_view name) const;
+  /// The part of a config that its source is specialized on.
+  Config compiled(const Config& config) const;
   /// Empty when the target has what the template needs and the config is legal, else the reason.
   std::string problem(const Spec& spec, const Limits& limits) const;
 };

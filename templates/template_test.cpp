@@ -100,6 +100,19 @@ TEST(Registration, TensorsOfAnOptionalStageAreThereWithIt) {
   EXPECT_TRUE(present("A_log", {{"GATED", true}, {"GATE_IN_KERNEL", true}}));
 }
 
+TEST(Registration, TensorsOfAStageThatIsDoneAreThoseOfOthers) {
+  Template whole = covering({stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h});
+  register_template(whole);
+  EXPECT_NE(names_of(whole).find("has_initial_state "), std::string::npos);
+  EXPECT_EQ(names_of(whole).find("segment_"), std::string::npos);
+  Template resumes = covering(whole.covers);
+  resumes.covers[0].done = resumes.covers[1].done = true;
+  register_template(resumes);
+  Template last = covering({stages::fwd_h});
+  register_template(last);
+  EXPECT_EQ(names_of(resumes), names_of(last));
+}
+
 TEST(Presence, CombinesFlags) {
   const Presence norm{constant::QK_L2NORM};
   const Presence plain{!constant::QK_L2NORM};

@@ -27,8 +27,6 @@ wyvern::Problem problem_of(wyvern::Pass pass, bool keep) {
 /// What the forward pass hands to the backward pass with disable_recompute.
 void add_kept(examples::Tensors& tensors, const wyvern::Problem& problem) {
   const std::int64_t C = wyvern::kept_chunk_size(problem);
-  tensors.output("Tinv", DType::bf16, {1, T, HV, C});
-  tensors.output("w", DType::bf16, {1, T, HV, K});
   tensors.output("h", DType::bf16, {(T + C - 1) / C, HV, K, V});  // the state entering each chunk
   tensors.output("v_new", DType::bf16, {1, T, HV, V});
 }

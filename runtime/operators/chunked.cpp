@@ -44,7 +44,9 @@ Products products_of(const Problem& p) {
   if (p.pass == Pass::recurrent) return {4 * n + 2, 0, 0, 0, 0};
   if (p.summary && p.pass == Pass::forward) return {4 * n, 2 * n, 0, 2 * n, 2 * n};
   if (p.pass == Pass::forward || p.summary) return {4 * n + 2, 2 * n + 2, 0, 2 * n + 2, 2 * n};
-  if (p.disable_recompute) return {8 * n + 4, 4 * n + 4, 6 * n + 4, 2 * n + 2, 0};
+  if (p.disable_recompute && gate_kind(p) == GateKind::vector)
+    return {8 * n + 4, 4 * n + 4, 6 * n + 4, 2 * n + 2, 0};
+  if (p.disable_recompute) return {8 * n + 4, 6 * n + 4, 8 * n + 4, 2 * n + 2, 2 * n};
   return {12 * n + 4, 6 * n + 4, 8 * n + 4, 2 * n + 2, 2 * n};
 }
 
@@ -66,7 +68,9 @@ const ChunkedStages& scalar_gate_stages() {
       .resume = &stages::delta_resume,
       .whole_pass = {{&stages::delta_scans, {}, {}}, {&stages::delta_gradient, {}, {}}},
       .scans_segment = &stages::delta_scans_segment,
-      .scans_resume = &stages::delta_scans_resume};
+      .scans_resume = &stages::delta_scans_resume,
+      .kept_pass = {{&stages::delta_reverse, {}, {}}, {&stages::delta_gradient_kept, {}, {}}},
+      .kept_resume = &stages::delta_reverse_resume};
   return stages;
 }
 
@@ -83,6 +87,7 @@ const ChunkedStages& vector_gate_stages() {
                                                           .sums = "Gk",
                                                           .d_sums = "dGk",
                                                           .second_has_dq = true,
+                                                          .keeps_intra = true,
                                                           .recurrent = &stages::recurrent};
   return stages;
 }
@@ -107,20 +112,37 @@ void add_segments(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   add_group(group, uses);
 }
 
-void add_whole_pass(const ChunkedStages& stages, Uses& uses) {
-  if (stages.scans_segment != nullptr)
-    add_group({{stages.scans_segment,
-                {{"share_M", "segment_M"},
-                 {"share_R", "segment_R"},
-                 {"share_dM", "segment_dM"},
-                 {"share_dR", "segment_dR"}},
-                {}},
-               {&stages::fwd_h_combine, {}, {}},
-               {&stages::bwd_dhu_combine, {}, {}},
-               {stages.scans_resume, {}, {}}},
-              uses);
-  if (stages.whole_pass.empty()) return;
-  Uses group = stages.whole_pass;
+namespace {
+
+/// Whether the pass has what the forward scan finds.
+bool has_kept(const Problem& p, const ChunkedStages& stages) {
+  return p.disable_recompute && !stages.kept_pass.empty();
+}
+const Uses& whole_pass_of(const Problem& p, const ChunkedStages& stages) {
+  return has_kept(p, stages) ? stages.kept_pass : stages.whole_pass;
+}
+
+/// The kernels in front of the whole pass that split it into segments.
+Uses pass_segments(const Problem& p, const ChunkedStages& stages) {
+  const Names gradients{{"share_dM", "segment_dM"}, {"share_dR", "segment_dR"}};
+  if (has_kept(p, stages))  // the maps of a summary: those of gradients alone
+    return {{stages.scans_segment, gradients, Values{{"SUMMARY", true}}},
+            {&stages::bwd_dhu_combine, {}, {}},
+            {stages.kept_resume, {}, {}}};
+  Names all = gradients;
+  all.insert({{"share_M", "segment_M"}, {"share_R", "segment_R"}});
+  return {{stages.scans_segment, all, {}},
+          {&stages::fwd_h_combine, {}, {}},
+          {&stages::bwd_dhu_combine, {}, {}},
+          {stages.scans_resume, {}, {}}};
+}
+
+}  // namespace
+
+void add_whole_pass(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  if (stages.scans_segment != nullptr) add_group(pass_segments(p, stages), uses);
+  Uses group = whole_pass_of(p, stages);
+  if (group.empty()) return;
   group.back().rename.insert({{"dq_given", "dq"},
                               {"dk_given", "dk"},
                               {"dg_given", "dg"},
@@ -129,9 +151,10 @@ void add_whole_pass(const ChunkedStages& stages, Uses& uses) {
   add_group(group, uses);
 }
 
-void end_whole_pass(const ChunkedStages& stages, Uses& uses) {
-  if (stages.whole_pass.empty()) return;
-  const auto gradient = std::ranges::find(uses, stages.whole_pass.back().stage, &StageUse::stage);
+void end_whole_pass(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  const Uses& pass = whole_pass_of(p, stages);
+  if (pass.empty()) return;
+  const auto gradient = std::ranges::find(uses, pass.back().stage, &StageUse::stage);
   if (gradient == uses.end()) return;
   const auto behind = uses.end() - gradient - 1;
   const bool sums = uses.back().stage == &stages::gate_param_sum;
@@ -303,13 +326,12 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   if (p.pass == Pass::forward)
     add_segments(p, stages, uses);
   else
-    add_whole_pass(stages, uses);
+    add_whole_pass(p, stages, uses);
   for (const char* const x : {"q", "k"}) add_row_scales(p, x, uses);
   add_gate_sums(p, stages, uses);
-  if (p.pass == Pass::forward || !p.disable_recompute) {
-    add_intra(stages, uses);
-    add_forward_scan(p, uses);
-  }
+  const bool kept = p.pass == Pass::backward && p.disable_recompute;
+  if (!kept || !stages.keeps_intra) add_intra(stages, uses);
+  if (!kept) add_forward_scan(p, uses);
   if (p.pass == Pass::forward) {
     add_output(p, stages, uses);
     return uses;
@@ -319,7 +341,7 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   add_row_gradient(p, "q", uses);
   add_row_gradient(p, "k", uses);
   add_gate_gradient(p, stages, uses);
-  end_whole_pass(stages, uses);
+  end_whole_pass(p, stages, uses);
   return uses;
 }
 

@@ -28,6 +28,8 @@ struct ChunkedStages {
   std::string sums = "G", d_sums = "dG";
   /// Whether the gradient of q is finished by d_second (else by d_first).
   bool second_has_dq = false;
+  /// Whether disable_recompute also keeps what intra to recompute make; else states and V' alone.
+  bool keeps_intra = false;
   const StageDefinition* recurrent;
   /// The optional group that splits a forward pass into segments: `segment` computes the state
   /// entering each one, `resume` runs the segments from these states. Null: no such group.
@@ -39,6 +41,10 @@ struct ChunkedStages {
   /// As `segment` and `resume`, before that group. Null: no such group.
   const StageDefinition* scans_segment = nullptr;
   const StageDefinition* scans_resume = nullptr;
+  /// The same of a problem with disable_recompute, which needs the reverse scan alone. Empty and
+  /// null: as without.
+  std::vector<StageUse> kept_pass{};
+  const StageDefinition* kept_resume = nullptr;
   /// The optional group that is a whole backward pass with `summary`. Empty: no such group.
   std::vector<StageUse> whole_summary{};
 };
@@ -56,10 +62,10 @@ void add_chunk_tables(const Problem& problem, Uses& uses);
 /// forward pass.
 void add_segments(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// The optional groups of the whole backward pass in front of the others.
-void add_whole_pass(const ChunkedStages& stages, Uses& uses);
+void add_whole_pass(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// Sets which uses that group replaces, once all uses are in the list: all but the final sums of
 /// the gate's parameters.
-void end_whole_pass(const ChunkedStages& stages, Uses& uses);
+void end_whole_pass(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// The scales of the rows of `x` (q or k), where they are normalized.
 void add_row_scales(const Problem& problem, const std::string& x, Uses& uses);
 /// The chunks' tables, and the scales of q and of k.

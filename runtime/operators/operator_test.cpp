@@ -268,7 +268,7 @@ TEST(Chunked, StepsMultiplyWork) {
   EXPECT_EQ(chunked_flops(p), 32 * (28 * KV + 42 * CD + 4 * CC));
   EXPECT_EQ(chunked_rebuilt_bytes(p), 2 * KV * 2);
   p.disable_recompute = true;
-  EXPECT_EQ(chunked_flops(p), 32 * (20 * KV + 34 * CD));
+  EXPECT_EQ(chunked_flops(p), 32 * (20 * KV + 42 * CD + 4 * CC));
   p.pass = Pass::recurrent, p.disable_recompute = false;
   EXPECT_EQ(chunked_flops(p), 32 * 10 * KV);
 }

@@ -292,18 +292,6 @@ TensorRules state_tensors() {
 
 TensorRules kept_tensors(TensorDim rows) {
   return {
-      {"Tinv",
-       kept,
-       computed,
-       {TensorDim::B, rows, TensorDim::HV, TensorDim::C},
-       dtype_of_rows,
-       with_kept},
-      {"w",
-       kept,
-       computed,
-       {TensorDim::B, rows, TensorDim::HV, TensorDim::K},
-       dtype_of_rows,
-       with_kept},
       {"h",
        kept,
        computed,
@@ -321,13 +309,11 @@ TensorRules kept_tensors(TensorDim rows) {
 
 TensorRules kept_decayed_tensors() {
   const Dims row{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::K};
+  const Dims square{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::C};
   return {
-      {"Aqk",
-       kept,
-       computed,
-       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::C},
-       always_fp32,
-       with_kept},
+      {"Tinv", kept, computed, square, dtype_of_rows, with_kept},
+      {"Aqk", kept, computed, square, always_fp32, with_kept},
+      {"w", kept, computed, row, dtype_of_rows, with_kept},
       {"qg", kept, computed, row, dtype_of_rows, with_kept},
       {"kg", kept, computed, row, dtype_of_rows, with_kept},
   };

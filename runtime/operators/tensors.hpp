@@ -128,10 +128,10 @@ TensorRules beta_tensors(TensorDim rows = TensorDim::T);
 TensorRules gate_tensors(std::initializer_list<TensorDim> channels = {});
 /// States, their index and gradients, cu_seqlens.
 TensorRules state_tensors();
-/// Of disable_recompute: Tinv, w, h, v_new.
+/// Of disable_recompute: h, v_new.
 TensorRules kept_tensors(TensorDim rows = TensorDim::T);
-/// Of disable_recompute, with a gate per key channel: decayed queries and keys, and the products of
-/// queries with keys.
+/// Of disable_recompute, with a gate per key channel: Tinv, w, decayed queries and keys, and the
+/// products of queries with keys.
 TensorRules kept_decayed_tensors();
 
 TensorRules join(std::initializer_list<TensorRules> groups);

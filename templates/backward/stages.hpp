@@ -78,6 +78,49 @@ inline constexpr StageDefinition delta_scans{
      tensor::dv,
      tensor::dinitial_state.when({constant::INITIAL_STATE})}};
 
+// Where the forward pass has kept h and v_new, V' = b Z, these two are the whole pass.
+inline constexpr StageDefinition delta_reverse_resume{
+    "delta_reverse_resume", "The gradients of states that leave segments, for the reverse scan that comes next.",
+    {tensor::segment_dstate}};
+
+inline constexpr StageDefinition delta_reverse{
+    "delta_reverse", "The reverse scan of delta_scans alone: gradients of states that leave chunks.",
+    {tensor::q,
+     tensor::k,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
+     tensor::do_,
+     tensor::dht.when({constant::FINAL_STATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_offsets.when({constant::VARLEN}),
+     tensor::dstates.out(),
+     tensor::dv,
+     tensor::dinitial_state.when({constant::INITIAL_STATE})}};
+
+inline constexpr StageDefinition delta_gradient_kept{
+    "delta_gradient_kept", "delta_gradient from the states and values that the forward pass has kept.",
+    {tensor::q,
+     tensor::k,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
+     tensor::do_,
+     tensor::h,
+     tensor::v_new,
+     tensor::dstates,
+     {"dv", Access::in, constant::DTYPE, {extent::B, extent::T, constant::HV, constant::V}},
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_index.when({constant::VARLEN}),
+     {"dq_given", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     {"dk_given", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     tensor::dbeta,
+     {"dg_given", Access::out, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
+     {"dA_chunk", Access::out, DType::fp32, {extent::NT, constant::HV}, {constant::HAS_A_LOG}},
+     {"dbias_chunk", Access::out, DType::fp32, {extent::NT, constant::HV}, {constant::HAS_DT_BIAS}}}};
+
 inline constexpr StageDefinition delta_gradient{
     "delta_gradient", "Gradients of the inputs q, k, beta and g, chunk by chunk, from both scans' outputs.",
     {tensor::q,

@@ -6,6 +6,8 @@
 
 namespace wyvern::backward_views {
 
+using hopper::matrices;
+
 constexpr std::int64_t kRows = 64;  ///< of a chunk
 
 /// Rows of q or k of a key head.
@@ -19,16 +21,6 @@ inline TiledView slices(const Spec& s, const Extents& e) {
 /// Rows of a value head.
 inline TiledView values(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.V / 64);
-}
-/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; a TMA load or store moves
-/// `part` rows of `panels` panels of 64 columns.
-inline TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
-                          std::int64_t part, std::int64_t panels) {
-  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
-  return {.dims = {64, rows, columns / 64, e.NT * s.HV},
-          .strides = {columns * size, 64 * size, rows * columns * size},
-          .box = {64, part, panels, 1},
-          .swizzle = Swizzle::bytes128};
 }
 /// Z of a chunk and head.
 inline TiledView chunk_values(const Spec& s, const Extents& e) {

@@ -36,6 +36,7 @@ struct Extents {
   long long SC = 0;          ///< columns of o_scale
   int H = 1;                 ///< query and key heads
   int HV = 1;                ///< value heads, a multiple of H
+  int SEG = 0;               ///< chunks a segment; 0: sequences are not split
 
   /// Value heads of a query and key head.
   constexpr int group() const { return HV / H; }

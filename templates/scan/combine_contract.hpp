@@ -17,7 +17,7 @@ inline Template portable(Template t) {
                 {tunable::BK, cuda::integers({128, 64, 32})},
                 {tunable::num_warps, cuda::integers({8, 4, 2})},
                 {tunable::precision, cuda::kPrecisionValues},
-                {tunable::SEG, scan::segment_lengths()}};
+                scan::segments()};
   t.source = "portable.cu";
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.BK != 16 * s.num_warps)
@@ -44,9 +44,7 @@ inline Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, kCpuChunkSizes},
-                {tunable::BV, {128, 64, 32}},
-                {tunable::SEG, scan::segment_lengths()}};
+  t.tunables = {{tunable::BT, kCpuChunkSizes}, {tunable::BV, {128, 64, 32}}, scan::segments()};
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);
     return problem.empty() ? scratch_problem(scratch_bytes<cpu::SegmentStatesLayout>(s), limits)

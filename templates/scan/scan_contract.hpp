@@ -23,8 +23,11 @@ std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
   return first;
 }
 
-/// Chunks a segment, where a scan is split.
-inline std::vector<Value> segment_lengths() { return cuda::integers({16, 8, 32, 64}); }
+/// Chunks a segment, where a scan is split: so close together that for most numbers of heads some
+/// length fills the last wave of blocks.
+inline std::vector<Value> segment_lengths() {
+  return cuda::integers({16, 8, 12, 20, 24, 28, 32, 40, 48, 56, 64});
+}
 
 inline std::int64_t shared_bytes(const Spec& s) { return cuda::ForwardScanLayout(s).bytes; }
 
@@ -141,9 +144,16 @@ inline Template cpu(Template t, const Direction& direction, Scope scope) {
   return t;
 }
 
-/// Adds the segment length to a scan's tunables.
+/// The length of a segment as a tunable.
+inline Tunable segments(std::vector<Value> lengths = segment_lengths()) {
+  Tunable tunable{tunable::SEG, std::move(lengths)};
+  tunable.at_launch = true;
+  return tunable;
+}
+
+/// Adds it to a scan's tunables.
 inline Template split(Template t, std::vector<Value> lengths = segment_lengths()) {
-  t.tunables.push_back({tunable::SEG, std::move(lengths)});
+  t.tunables.push_back(segments(std::move(lengths)));
   return t;
 }
 

@@ -30,7 +30,7 @@ struct Narrow {
                         STATE_V_FIRST = true, STATE_UNIT = false;
 };
 struct Wide {
-  static constexpr int K = 128, V = 64, BT = 64, BK = 128, BV = 64, SEG = 16, STEPS = 1;
+  static constexpr int K = 128, V = 64, BT = 64, BK = 128, BV = 64, STEPS = 1;
   static constexpr int num_warps = 4, num_stages = 2;
   static constexpr Precision precision = Precision::tf32x3;
   static constexpr DType DTYPE = DType::fp32, U_DTYPE = DType::fp32, BETA_DTYPE = DType::bf16;

@@ -221,7 +221,8 @@ TEST_F(Kernel, BackwardPassOfManyColumns) {
     p.has_A_log = p.has_dt_bias = size.all;
     const StageData data = make_stage_data(packed(p, lengths), 64,
                                            size.all ? Gate::typical : Gate::mixed, ++seed, lengths);
-    for (const char* const id : {"delta_scans.hopper", "delta_gradient.hopper"})
+    for (const char* const id :
+         {"delta_scans.hopper", "delta_gradient.hopper", "delta_gradient_kept.hopper"})
       expect_correct(id, data);
   }
 }

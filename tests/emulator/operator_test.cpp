@@ -29,7 +29,8 @@ TEST_P(EmulatedSegments, MatchesOracle) {
   Problem p = base(GetParam());
   p.H = p.HV = 1, p.K = 40, p.V = 48;
   p.packed = p.initial_state = true;
-  const OperatorData data = make_data(p, Gate::mixed, 3, {300, 0, 128, 17});
+  constexpr std::int64_t kLength = 12;
+  const OperatorData data = make_data(p, Gate::mixed, 3, {460, 0, kLength * 16, 17});
   const auto parts = [](const Plan& plan) {
     return std::count_if(plan.begin(), plan.end(),
                          [](const PlanStep& step) { return step.config.contains("SEG"); });
@@ -39,7 +40,7 @@ TEST_P(EmulatedSegments, MatchesOracle) {
                                 [&](const Plan& a, const Plan& b) { return parts(a) < parts(b); });
   ASSERT_EQ(parts(plan), p.pass == Pass::backward ? 6 : 3);
   for (PlanStep& step : plan)
-    if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
+    if (step.config.contains("SEG")) step.config.set("SEG", kLength);
   check(prepare(data.problem, plan), data);
 }
 
@@ -1330,6 +1331,78 @@ TEST_P(EmulatedSegmentPasses, MatchOracle) {
   const Operator op = prepare(data.problem, split);
   data.problem.packed ? check_strided_rows(op, data) : check(op, data);
 }
+
+/// What disable_recompute keeps, of any forward plan, serves any backward plan: by Hopper's kernels
+/// of whole sequences and of segments, and by portable ones.
+class EmulatedKept : public EmulatedOperator, public ::testing::WithParamInterface<OperatorCase> {
+ protected:
+  Operator prepare_with(const Problem& problem, const char* id) {
+    Plan plan = plan_with(device(), problem, id).value();
+    for (PlanStep& step : plan)
+      if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
+    return prepare(problem, plan);
+  }
+};
+
+constexpr const char* kClosed = "ClosedRates";
+
+std::vector<OperatorCase> kept_cases() {
+  std::vector<OperatorCase> all;
+  const auto add = [&](std::string name, std::string op, Gate gate, const Lengths& lengths,
+                       const std::function<void(Problem&)>& change) {
+    OperatorCase one{std::move(name), base({std::move(op), Pass::backward}, DType::bf16), gate,
+                     lengths};
+    one.problem.packed = !lengths.empty();
+    one.problem.disable_recompute = true;
+    one.problem.H = 1, one.problem.HV = 2, one.problem.K = one.problem.V = 64;
+    change(one.problem);
+    all.push_back(std::move(one));
+  };
+  add("Wide", "gated_delta_rule", Gate::mixed, {}, [](Problem& p) {
+    p.HV = 1, p.T = 600, p.K = p.V = 128;
+    p.initial_state = p.output_final_state = true;
+  });
+  add("Pack", "gated_delta_rule", Gate::typical, {560, 0, 1, 64, 70},
+      [](Problem& p) { p.initial_state = p.output_final_state = p.state_v_first = true; });
+  add("Options", "gated_delta_rule", Gate::typical, {65, 520}, [](Problem& p) {
+    p.V = 128;
+    p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = p.has_dt_bias = true;
+  });
+  add("NoGate", "delta_rule", Gate::typical, {530}, [](Problem& p) { p.K = 128; });
+  add("Bands", "gated_delta_rule", Gate::mixed, {65, 130}, [](Problem& p) {
+    p.V = 192;
+    p.use_qk_l2norm = p.initial_state = p.output_final_state = true;
+  });
+  // Of single tokens, a third with beta = 0, whose gradient is found by division.
+  add(kClosed, "gated_delta_rule", Gate::typical, {1, 1, 1, 1, 1, 1, 1},
+      [](Problem& p) { p.initial_state = p.output_final_state = true; });
+  return all;
+}
+
+TEST_P(EmulatedKept, OfAnyForwardPlanServesAnyBackwardPlan) {
+  const OperatorCase& one = GetParam();
+  OperatorData data = make_data(one.problem, one.gate, 21, one.lengths);
+  HostTensor& beta = data.tensors.at("beta");
+  for (std::int64_t i = 0; one.name == kClosed && i < beta.elements(); i += 3) beta.set(i, 0);
+  poison_unread(data);
+  Problem forward = data.problem;
+  forward.pass = Pass::forward;
+  for (const char* keeps :
+       {"delta_forward_keep.hopper", "delta_resume_keep.hopper", "fwd_h.portable"}) {
+    SCOPED_TRACE(keeps);
+    const OperatorData kept =
+        with_kept(device(), prepare_with(forward, keeps), data, Guards::bands);
+    for (const char* reads :
+         {"delta_reverse.hopper", "delta_reverse_resume.hopper", "bwd_dhu.portable"}) {
+      SCOPED_TRACE(reads);
+      const Operator backward = prepare_with(data.problem, reads);
+      expect_matches_oracle(kept, run_operator(device(), backward, kept, Guards::bands));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedKept, ::testing::ValuesIn(kept_cases()),
+                         [](const auto& each) { return each.param.name; });
 
 /// The backward pass of kda, and of gdn2, in three kernels: gates that keep everything, that keep a
 /// little, and that keep nothing.

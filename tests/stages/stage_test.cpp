@@ -107,9 +107,10 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.use_gate_in_kernel =
       (has_gate && !optional_gate) ||
       (gated && bit(0) &&
-       (has_gate || covers_any("chunk_local_reverse_cumsum", "recurrent", "kda_segment",
-                               "delta_segment", "delta_scans", "delta_scans_segment",
-                               "delta_gradient", "kda_bwd_prepare", "kda_gradient")));
+       (has_gate ||
+        covers_any("chunk_local_reverse_cumsum", "recurrent", "kda_segment", "delta_segment",
+                   "delta_scans", "delta_scans_segment", "delta_reverse", "delta_gradient",
+                   "delta_gradient_kept", "kda_bwd_prepare", "kda_gradient")));
   p.has_dt_bias = p.use_gate_in_kernel && bit(1);
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
@@ -164,7 +165,8 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.output_final_state = bit(0) || bit(3);
   p.state_v_first = bit(1);
   p.seqlens_dtype = bit(2) ? DType::int64 : DType::int32;
-  p.return_intermediate_states = t.carries_out("transpose_states");
+  p.return_intermediate_states =
+      t.carries_out("transpose_states") || (keeps_states(t) && bit(1) != bit(2));
   p.disable_recompute = bit(1) == bit(2) && !p.return_intermediate_states && !is_backward_pass(t);
   // Where checkpoints may divide a chunk, the sums of gates of all its rows are written.
   p.checkpoint_offsets = t.name == "kda_prepare" && p.packed && bit(1);
@@ -237,6 +239,7 @@ class DeviceTest : public ::testing::Test {
     usual.K = usual.V = 128;
     usual.dtype = dtype;
     usual.pass = pass_of(t);
+    usual.disable_recompute = keeps_states(t);
     return takes(t, limits(), usual);
   }
   const Device& device() const { return *device_; }

@@ -536,9 +536,10 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "chunk_local_cumsum" || stage == "chunk_local_reverse_cumsum")
     return kind != GateKind::none;
   for (const std::string_view scalar :
-       {"delta_scans", "delta_scans_segment", "delta_scans_resume", "delta_gradient",
-        "delta_segment", "delta_resume", "scaled_dot_kkt", "recompute_w_u", "fwd_o", "bwd_dv_local",
-        "bwd_dqkwg", "wy_bwd"})
+       {"delta_scans", "delta_scans_segment", "delta_scans_resume", "delta_reverse",
+        "delta_reverse_resume", "delta_gradient", "delta_gradient_kept", "delta_segment",
+        "delta_resume", "scaled_dot_kkt", "recompute_w_u", "fwd_o", "bwd_dv_local", "bwd_dqkwg",
+        "wy_bwd"})
     if (stage == scalar) return kind != GateKind::vector;
   return !stage.starts_with("kda_") || kind == GateKind::vector;
 }
@@ -556,9 +557,10 @@ bool has_rank(const HostTensor& tensor, const Argument& argument) {
 
 namespace {
 
-/// Whether the template carries the stage out for such a problem: optional stages may be left out.
+/// Whether the template carries the stage out for such a problem: optional stages may be left out,
+/// and others are done.
 bool carries_out(const Cover& cover, const Constants& constants) {
-  return !cover.only_when || cover.only_when->holds(constants);
+  return !cover.done && (!cover.only_when || cover.only_when->holds(constants));
 }
 
 /// Carries a covered stage out on the template's tensors, under the stage's names for them.
@@ -616,6 +618,10 @@ bool has_whole_rows(const Template& t) {
   return t.id() == "delta_forward_norm.hopper" || t.id() == "kda_forward_norm.hopper";
 }
 
+bool keeps_states(const Template& t) {
+  return std::ranges::any_of(t.keeps, [](const Keep& keep) { return keep.name == "h"; });
+}
+
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   if (t.carries_out("output_quantize") && problem.V % 128 != 0) return false;
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
@@ -646,13 +652,14 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   if (has_whole_rows(t) && (problem.V != 128 || problem.K > 128 ||
                             (problem.dtype == DType::fp16 && problem.use_qk_l2norm)))
     return false;
+  const bool kept = problem.disable_recompute || problem.return_intermediate_states;
+  if (keeps_states(t) && (problem.K > 128 || has_checkpoints(problem))) return false;
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && !one_kernel)) &&
            (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
            (!problem_constants(problem).ERASE_WRITE || scans ||
             (prepared && problem.beta_dtype == problem.dtype)) &&
-           problem.pass == Pass::forward && !problem.allow_neg_eigval &&
-           !problem.disable_recompute && !problem.return_intermediate_states;
+           problem.pass == Pass::forward && !problem.allow_neg_eigval && kept == keeps_states(t);
   return true;
 }
 
@@ -682,7 +689,14 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
     p.pass = Pass::backward;
     p.dtype = DType::bf16;
   }
-  p.allow_neg_eigval = p.disable_recompute = p.return_intermediate_states = false;
+  p.allow_neg_eigval = false;
+  const bool keeps = keeps_states(t);
+  p.return_intermediate_states = keeps && p.return_intermediate_states && !p.disable_recompute;
+  p.disable_recompute = keeps && !p.return_intermediate_states;
+  if (keeps) {
+    p.checkpoint_offsets = p.fp32_checkpoints = false;
+    p.inplace_state = p.state_index = p.output_state_index = p.has_initial_state = false;
+  }
   if (p.op == "gdn2") {
     p.beta_dtype = p.dtype;
     if (!takes(t, limits, p)) p.op = "kda";

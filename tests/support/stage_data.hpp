@@ -41,6 +41,9 @@ bool exercises(const Template& t, const Problem& problem);
 /// dimensions.
 bool exercises(const Template& t, const StageData& data);
 
+/// Whether the template writes the states of chunks though a later stage of it reads them.
+bool keeps_states(const Template& t);
+
 /// Whether the template is for this problem on such a target. True of all but a few templates,
 /// listed by name, that are for some problems alone or need features that not every GPU has.
 bool takes(const Template& t, const Limits& limits, const Problem& problem);

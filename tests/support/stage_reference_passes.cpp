@@ -60,6 +60,11 @@ Matrix solved(const Matrix& A, Matrix x, bool transpose) {
   return x;
 }
 
+Vector inverses(Vector x) {
+  for (double& each : x) each = 1 / each;
+  return x;
+}
+
 /// Columns times factors.
 Matrix by_columns(Matrix m, const Vector& factors) {
   for (std::int64_t r = 0; r < m.rows(); ++r)
@@ -107,15 +112,13 @@ void put_corner(Vector& tensor, std::int64_t at, std::int64_t rows, const Matrix
     std::copy_n(m[r], m.cols(), tensor.begin() + (at * rows + r) * rows);
 }
 
-void delta_scans(const StageContext& c, TensorMap& t) {
+void delta_states(const StageContext& c, TensorMap& t) {
   const TensorMap own = prepared(c, t);
   const Vector q = queries(own), k = keys(own), beta = divisors(beta_factors(c, own));
   const auto [H, HV, K, V] = c.dims;
   const std::int64_t BT = c.layout.BT, NT = std::ssize(c.layout.slots);
-  const auto states_size = static_cast<std::size_t>(NT * HV * K * V);
-  Vector states(states_size), dstates(states_size), dv = zeros(c, V);
+  Vector states(static_cast<std::size_t>(NT * HV * K * V));
   Vector z(static_cast<std::size_t>(NT * HV * BT * V));
-  Vector dinitial = zero_states(c, static_cast<std::size_t>(c.layout.sequences()));
   for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
     for (std::int64_t head = 0; head < HV; ++head) {
       const auto sequence = static_cast<std::size_t>(n);
@@ -131,6 +134,22 @@ void delta_scans(const StageContext& c, TensorMap& t) {
         put(z, slot * HV + head, BT, Z);
         S = x.decay.through(S) + transposed(x.decay.leaving(x.K)) * scaled(x.b, Z);
       }
+    }
+  t["states"] = states;
+  t["z"] = z;
+}
+
+void delta_reverse(const StageContext& c, TensorMap& t) {
+  const TensorMap own = prepared(c, t);
+  const Vector q = queries(own), k = keys(own), beta = divisors(beta_factors(c, own));
+  const auto [H, HV, K, V] = c.dims;
+  Vector dstates(c.layout.slots.size() * static_cast<std::size_t>(HV * K * V)), dv = zeros(c, V);
+  Vector dinitial = zero_states(c, static_cast<std::size_t>(c.layout.sequences()));
+  for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      const auto sequence = static_cast<std::size_t>(n);
+      const std::int64_t begin = c.layout.chunk_offsets[sequence],
+                         end = c.layout.chunk_offsets[sequence + 1];
       Matrix dS = read_state(c, optional(t, "dht"), n, head);
       for (std::int64_t slot = end - 1; slot >= begin; --slot) {
         const Rows x(c, own, q, k, beta, static_cast<std::size_t>(slot), head);
@@ -146,15 +165,22 @@ void delta_scans(const StageContext& c, TensorMap& t) {
       }
       write_state(c, dinitial, n, head, dS);
     }
-  t["states"] = states;
-  t["z"] = z;
   t["dstates"] = dstates;
   t["dv"] = dv;
   t["dinitial_state"] = dinitial;
 }
 
-/// delta_gradient, or kda_gradient.
-void gradients(const StageContext& c, TensorMap& t, bool of_channels) {
+void delta_scans(const StageContext& c, TensorMap& t) {
+  delta_states(c, t);
+  delta_reverse(c, t);
+}
+
+/// What has the states that enter chunks: delta_scans, kda_scans or a forward pass.
+enum class Scan : std::uint8_t { delta, kda, kept };
+
+/// delta_gradient, kda_gradient or delta_gradient_kept.
+void gradients(const StageContext& c, TensorMap& t, Scan scan) {
+  const bool of_channels = scan == Scan::kda, kept = scan == Scan::kept;
   TensorMap own = prepared(c, t, of_channels);
   const bool elements = own.contains("erase");
   const Vector q = queries(own), k = keys(own), beta = row_rates(c, own),
@@ -166,9 +192,11 @@ void gradients(const StageContext& c, TensorMap& t, bool of_channels) {
     for (std::int64_t head = 0; head < HV && c.layout.slots[slot].sequence >= 0; ++head) {
       const Rows x(c, own, q, k, beta, slot, head);
       const std::int64_t rows = x.chunk.rows(), at = static_cast<std::int64_t>(slot) * HV + head;
-      const Matrix S = transposed(get(t.at("states"), at, V, K, V)),
+      const Matrix S = kept ? get(t.at("h"), at, K, V, K)
+                            : transposed(get(t.at("states"), at, V, K, V)),
                    dS = transposed(get(t.at("dstates"), at, V, K, V)),
-                   Z = get(t.at("z"), at, c.layout.BT, V, rows);
+                   Z = kept ? scaled(inverses(x.b), x.chunk.values(t.at("v_new")))
+                            : get(t.at("z"), at, c.layout.BT, V, rows);
       const Matrix dO = x.chunk.values(t.at("do")),
                    dV = x.chunk.values(t.at(of_channels ? "dwritten" : "dv"));
       const Matrix N = by_columns(dV * transposed(Z), x.b),
@@ -234,8 +262,9 @@ void gradients(const StageContext& c, TensorMap& t, bool of_channels) {
   if (own.contains("dbias_part")) t["dbias_chunk"] = own.at("dbias_part");
 }
 
-void delta_gradient(const StageContext& c, TensorMap& t) { gradients(c, t, false); }
-void kda_gradient(const StageContext& c, TensorMap& t) { gradients(c, t, true); }
+void delta_gradient(const StageContext& c, TensorMap& t) { gradients(c, t, Scan::delta); }
+void delta_gradient_kept(const StageContext& c, TensorMap& t) { gradients(c, t, Scan::kept); }
+void kda_gradient(const StageContext& c, TensorMap& t) { gradients(c, t, Scan::kda); }
 
 void kda_bwd_prepare(const StageContext& c, TensorMap& t) {
   const TensorMap own = prepared(c, t, true);
@@ -362,7 +391,9 @@ void kda_scans(const StageContext& c, TensorMap& t) {
 
 const StageReferences& pass_references() {
   static const StageReferences references{{"delta_scans", delta_scans},
+                                          {"delta_reverse", delta_reverse},
                                           {"delta_gradient", delta_gradient},
+                                          {"delta_gradient_kept", delta_gradient_kept},
                                           {"kda_bwd_prepare", kda_bwd_prepare},
                                           {"kda_scans", kda_scans},
                                           {"kda_scans_summary", kda_scans_summary},

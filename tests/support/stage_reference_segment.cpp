@@ -239,19 +239,14 @@ void begin_pass(const StageContext&, TensorMap&) {}
 }  // namespace
 
 const StageReferences& segment_references() {
-  static const StageReferences references{{"kda_segment", kda_segment},
-                                          {"kda_resume", begin_pass},
-                                          {"delta_segment", delta_segment},
-                                          {"delta_resume", begin_pass},
-                                          {"delta_scans_segment", delta_segment},
-                                          {"delta_scans_resume", begin_pass},
-                                          {"fwd_h_segment", fwd_h_segment},
-                                          {"fwd_h_combine", fwd_h_combine},
-                                          {"bwd_dhu_segment", bwd_dhu_segment},
-                                          {"bwd_dhu_combine", bwd_dhu_combine},
-                                          {"fwd_h_summary", fwd_h_summary},
-                                          {"bwd_dhu_summary", bwd_dhu_summary},
-                                          {"fold", fold}};
+  static const StageReferences references{
+      {"kda_segment", kda_segment},           {"kda_resume", begin_pass},
+      {"delta_segment", delta_segment},       {"delta_resume", begin_pass},
+      {"delta_scans_segment", delta_segment}, {"delta_scans_resume", begin_pass},
+      {"delta_reverse_resume", begin_pass},   {"fwd_h_segment", fwd_h_segment},
+      {"fwd_h_combine", fwd_h_combine},       {"bwd_dhu_segment", bwd_dhu_segment},
+      {"bwd_dhu_combine", bwd_dhu_combine},   {"fwd_h_summary", fwd_h_summary},
+      {"bwd_dhu_summary", bwd_dhu_summary},   {"fold", fold}};
   return references;
 }
 

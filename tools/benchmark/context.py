@@ -2,6 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 tools/benchmark/context.py [--sets pr691,model] [--rows REGEX]
         [--decay strong,weak] [--peers fla,heads] [--collectives] [--runs 20] [-o context.json]
+    python tools/benchmark/context.py --virtual 8 ...
 
 Sides, on the same random values: `alone` is Wyvern on rank 0's GPU with the whole sequence; `wyvern` has
 ``cp_context=``; `graph` is a CUDA graph of that; `fla` is flash-linear-attention's own context parallelism
@@ -11,6 +12,9 @@ FLA's check of Triton's version is lifted (its issue 640): the values of its gra
 Sides are timed in turn by CUDA events, the caches displaced and the ranks brought together before each call. A
 row has the median of the slowest rank's times. The device is kept busy until the host has
 enqueued the call. Errors are the rms of the difference from `alone` over its rms, of o and of the gradient of q.
+
+With `--virtual P` this process is the middle one of P ranks whose other ranks have the same tokens: what it would
+receive is a copy of what it sends, so results are checked, and times are those of a rank without the exchange.
 """
 
 from __future__ import annotations
@@ -140,24 +144,31 @@ class Stopwatch:
         return {name: statistics.median(self._slowest(taken)) for name, taken in times.items()}
 
 
-def measure(row: Row, peers: list[str], graphs: bool, watch: Stopwatch, device: torch.device) -> list[dict]:
+def measure(
+    row: Row, peers: list[str], graphs: bool, watch: Stopwatch, device: torch.device, virtual: bool
+) -> list[dict]:
     rank, P = dist.get_rank(), dist.get_world_size()
+    compares = rank == 0 or virtual
     shard = Row(**{**vars(row), "T": row.T // P})
     x = make(shard, str(device), seed=1 + rank)
     leaves = {name: getattr(x, name) for name in GIVEN}
     do = torch.randn_like(x.v)
-    whole = {name: gathered(y, rank, P) for name, y in leaves.items()}
-    whole_do = gathered(do, rank, P)
+    gather = (lambda y: torch.cat([y] * P, 1)) if virtual else partial(gathered, rank=rank, P=P)
+    whole = {name: gather(y) for name, y in leaves.items()}
+    whole_do = gather(do)
 
     problems = {name: Problem(call, leaves, do) for name, call in sides(row, peers, dist.group.WORLD, device).items()}
     errors = {}
     reference = None
-    if rank == 0:
+    if compares:
         alone = Problem(getattr(ops, operator(row)), whole, whole_do)
         reference = alone.step()[:2]
+        if virtual:
+            reference = [y.narrow(1, rank * shard.T, shard.T) for y in reference]
     for name, problem in problems.items():
-        found = [gathered(y, rank, P) for y in problem.step()[:2]]
-        if rank == 0:
+        found = problem.step()[:2]
+        found = found if virtual else [gather(y) for y in found]
+        if compares:
             errors[name] = [error(y, wanted) for y, wanted in zip(found, reference, strict=True)]
 
     def nothing() -> None:
@@ -165,7 +176,7 @@ def measure(row: Row, peers: list[str], graphs: bool, watch: Stopwatch, device: 
 
     rows = []
     for part in ("forward", "step"):
-        ways: dict[str, Callable[[], object]] = {"alone": getattr(alone, part) if rank == 0 else nothing}
+        ways: dict[str, Callable[[], object]] = {"alone": getattr(alone, part) if compares else nothing}
         for name, problem in problems.items():
             ways[name] = getattr(problem, part)
         if graphs:
@@ -211,21 +222,29 @@ def main() -> None:
     parser.add_argument("--decay", default="strong", help="strong, weak, or both: strong,weak")
     parser.add_argument("--peers", default="", help="of fla, heads")
     parser.add_argument("--collectives", action="store_true", help="of the messages' sizes first")
+    parser.add_argument("--virtual", type=int, default=0, metavar="P", help="one process, one of P ranks that are alike")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("-o", "--out", type=Path, help="a JSON document")
     options = parser.parse_args()
 
     gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
+    if options.virtual:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group(
+            "fake", store=FakeStore(), rank=options.virtual // 2, world_size=options.virtual
+        )
+    else:
+        dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     watch = Stopwatch(device, options.runs)
     done: list[dict] = []
 
     def report(rows: list[dict]) -> None:
         done.extend(rows)
-        if dist.get_rank() != 0:
+        if dist.get_rank() != 0 and not options.virtual:
             return
         for one in rows:
             text = f"{one['row']:32} P={one['P']} {one['part']:8} {one['side']:12} {one['ms']:9.4f} ms"
@@ -243,7 +262,7 @@ def main() -> None:
             for row in SETS[name]:
                 row = Row(**{**vars(row), "gate": decay})
                 if re.search(options.rows, row.name):
-                    report(measure(row, options.peers.split(","), gpu, watch, device))
+                    report(measure(row, options.peers.split(","), gpu, watch, device, bool(options.virtual)))
                     if gpu:
                         torch.cuda.empty_cache()
     dist.destroy_process_group()

@@ -115,8 +115,8 @@ using ShownName = const char* (*)(const char* name);
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
 /// bound for any cu_seqlens; slots that no chunk uses hold zeros. With num_householder = n steps a
-/// token, k, v, beta, their intermediates (Tinv, w, v_new) and their gradients have n T rows
-/// instead of T, and chunks count these rows.
+/// token, k, v, beta, v_new and the gradients of k, v and beta have n T rows instead of T, and
+/// chunks count these rows.
 struct Arguments {
   TensorView q, k;           ///< [B,T,H,K]
   TensorView v;              ///< [B,T,HV,V]
@@ -175,10 +175,11 @@ struct Arguments {
   TensorView checkpoint_offsets;
 
   /// Intermediates that disable_recompute keeps: outputs of the forward pass, inputs of the
-  /// backward pass with the same chunk_size. All but Aqk have the inputs' dtype.
-  TensorView Tinv;       ///< [B,T,HV,C]
+  /// backward pass on the same device with the same chunk_size. h and v_new alone, but with a gate
+  /// per key channel. All but Aqk have the inputs' dtype.
+  TensorView Tinv;       ///< [B,T,HV,C], with a gate per key channel
   TensorView Aqk;        ///< [B,T,HV,C] fp32, with a gate per key channel
-  TensorView w, qg, kg;  ///< [B,T,HV,K]; qg and kg with a gate per key channel
+  TensorView w, qg, kg;  ///< [B,T,HV,K], with a gate per key channel
   TensorView h;          ///< [NT,HV,K,V], the state entering every chunk
   TensorView v_new;      ///< [B,T,HV,V]
   /// [B,T,HV,V], of the dtype of v: o before the norm of output_norm, rounded. Out in the forward

@@ -60,8 +60,9 @@ class StepStages {
       add_chunk_tables(p_, part);
       add_row_scales(p_, "k", part);
       add_sums(p_, stages_, part);
-      if (p_.pass == Pass::backward && (p_.disable_recompute || p_.summary)) return;
+      if (p_.pass == Pass::backward && p_.summary) return;
       add_intra(stages_, part);
+      if (p_.pass == Pass::backward && p_.disable_recompute) return;
       if (p_.summary)
         add_forward_summary(part);
       else

@@ -113,8 +113,8 @@ class Ranks:
 
 
 @functools.cache
-def _shared() -> Ranks:
-    found = Ranks(4)
+def _shared(count: int) -> Ranks:
+    found = Ranks(count)
     atexit.register(found.close)
     return found
 
@@ -122,7 +122,13 @@ def _shared() -> Ranks:
 @pytest.fixture
 def ranks() -> Ranks:
     """Four processes over gloo, the same for all files; a test uses the first P."""
-    return _shared()
+    return _shared(4)
+
+
+@pytest.fixture
+def eight_ranks() -> Ranks:
+    """Eight, as a host of GPUs has them."""
+    return _shared(8)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Operators whose sequences lie on two, three and four processes over gloo, beside the float64 recurrence.
+"""Operators whose sequences lie on two, three, four and eight processes over gloo, beside the float64 recurrence.
 
 flash-linear-attention's #1115 (kda's gradients but on the last rank) is among :func:`test_layouts`, #1180 (the fold)
 in test_context.py, #774 and #1140 (convolutions of ranks with few tokens) in test_context_tokens.py.
@@ -15,13 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import wyvern
-from context_ranks import (  # noqa: F401 (ranks is a fixture)
+from context_ranks import (  # noqa: F401 (ranks and eight_ranks are fixtures)
     LAYOUTS,
     OPERATORS,
     Case,
     Ranks,
     check,
     compute,
+    eight_ranks,
     ranks,
     run,
     same,
@@ -58,6 +59,21 @@ def test_bfloat16(ranks: Ranks, op: str) -> None:
     for tokens, lengths in (([70, 33, 90], None), ([64, 100, 29], [30, 150, 13])):
         case = Case(op, 3, torch.bfloat16, tokens=tokens, lengths=lengths, steps=steps_of(op))
         check(case, run(ranks, case))
+
+
+EIGHT = {
+    "uneven": {"tokens": [13, 0, 21, 1, 16, 9, 0, 20]},
+    "zigzag": {"tokens": [9, 2, 8, 7, 4, 10, 6, 5], "layout": "zigzag"},
+    "pack": {"tokens": [10] * 8, "lengths": [3, 40, 0, 17, 20]},
+    "zigzag pack": {"tokens": [10] * 8, "lengths": [33, 1, 46], "layout": "zigzag"},
+}
+
+
+@pytest.mark.parametrize("op", ["chunk_gated_delta_rule", "chunk_kda"])
+@pytest.mark.parametrize("layout", EIGHT)
+def test_eight_ranks(eight_ranks: Ranks, layout: str, op: str) -> None:
+    case = Case(op, P=8, **EIGHT[layout])
+    check(case, run(eight_ranks, case))
 
 
 L2NORM = {"use_qk_l2norm_in_kernel": True}

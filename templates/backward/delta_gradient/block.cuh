@@ -1,5 +1,7 @@
 // A block of delta_gradient: its items, where its tiles, factors and barriers are in shared memory,
-// and the position of a warp in each pipeline.
+// and the position of a warp in each pipeline. `kKept`, a global constant set before the include,
+// says whether states and values are those that the forward pass has kept: states have K first, and
+// V' = b Z in rows of tokens is in the place of Z, so that no factor of a column includes b.
 #pragma once
 
 #include "backward/delta_gradient/layout.hpp"
@@ -29,7 +31,10 @@ using Square = sm90::Accumulator<kRows>;
 using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
 using KeyTile = sm90::SwizzledTile<DTYPE, kRows, K>;
 using ValueTile = sm90::SwizzledTile<DTYPE, kRows, kBand>;
-using StateTile = sm90::SwizzledTile<DTYPE, kPartRows, kChannels>;
+using DStateTile = sm90::SwizzledTile<DTYPE, kPartRows, kChannels>;
+/// With K first the rows are channels.
+using StateTile =
+    sm90::SwizzledTile<DTYPE, kKept ? kChannels : kPartRows, kKept ? kPartRows : kChannels>;
 using sm90::RowPair;
 
 /// How many items and bands a warp has done: from them follows its position in each pipeline.
@@ -72,9 +77,9 @@ struct Block {
   WYVERN_DEVICE ValueTile z(int stage) const { return tile<kLayout.z>(stage * kLayout.tiles); }
   WYVERN_DEVICE ValueTile dv(int stage) const { return tile<kLayout.dv>(stage * kLayout.tiles); }
   WYVERN_DEVICE StateTile state(int stage) const {
-    return tile<kLayout.state>(stage * kLayout.parts);
+    return {shared + kLayout.state.offset + stage * kLayout.parts};
   }
-  WYVERN_DEVICE StateTile dstate(int stage) const {
+  WYVERN_DEVICE DStateTile dstate(int stage) const {
     return tile<kLayout.dstate>(stage * kLayout.parts);
   }
   WYVERN_DEVICE SquareTile F() const { return tile<kLayout.F>(); }

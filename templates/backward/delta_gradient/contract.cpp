@@ -27,6 +27,10 @@ TiledView chunk_values(const Spec& s, const Extents& e) {
 TiledView state_parts(const Spec& s, const Extents& e) {
   return matrices(s, e, s.V, s.K, HopperLayout(s).part_rows, 1);
 }
+/// The same of states with K first.
+TiledView kept_parts(const Spec& s, const Extents& e) {
+  return matrices(s, e, s.K, s.V, kChannels, HopperLayout(s).part_rows / 64);
+}
 
 std::string illegal(const Spec& s, const Limits& limits) {
   if (s.VECTOR_GATE) return "it has one gate a head, not one per key channel";
@@ -47,15 +51,15 @@ double item_time(const Spec& s) {
   return 6 * columns / 128 * std::max(1.0, static_cast<double>(s.V) / columns);
 }
 
-/// Hopper: one persistent block per multiprocessor; it goes through chunks and key heads.
-Template hopper_template() {
+/// Hopper: one persistent block per multiprocessor; it goes through chunks and key heads. `z`, Z or
+/// V', and `states` are what it has of the scan.
+Template gradient(const StageDefinition& stage, std::string source, const TensorMapUse& z,
+                  const TensorMapUse& states) {
   Template t;
-  t.name = "delta_gradient";
+  t.name = stage.name;
   t.variant = "hopper";
-  t.source = "hopper.cu";
-  t.summary =
-      "All gradients of a chunk but v's, for a gate a head or none, from both scans' states.";
-  t.covers = {stages::delta_gradient};
+  t.source = std::move(source);
+  t.covers = {stage};
   t.constants = {constant::DTYPE,       constant::BETA_DTYPE,
                  constant::G_DTYPE,     constant::GROUP,
                  constant::K,           constant::V,
@@ -69,9 +73,9 @@ Template hopper_template() {
   t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "do_map", .argument = "do", .view = values},
-                   {.name = "z_map", .argument = "z", .view = chunk_values},
+                   z,
                    {.name = "dv_map", .argument = "dv", .view = values},
-                   {.name = "states_map", .argument = "states", .view = state_parts},
+                   states,
                    {.name = "dstates_map", .argument = "dstates", .view = state_parts},
                    {.name = "dq_map", .argument = "dq_given", .view = slices},
                    {.name = "dk_map", .argument = "dk_given", .view = slices}};
@@ -94,6 +98,17 @@ Template hopper_template() {
 
 }  // namespace
 
-std::vector<Template> contract() { return {hopper_template()}; }
+std::vector<Template> contract() {
+  Template own = gradient(stages::delta_gradient, "hopper.cu",
+                          {.name = "z_map", .argument = "z", .view = chunk_values},
+                          {.name = "states_map", .argument = "states", .view = state_parts});
+  own.summary =
+      "All gradients of a chunk but v's, for a gate a head or none, from both scans' states.";
+  Template kept = gradient(stages::delta_gradient_kept, "kept.cu",
+                           {.name = "z_map", .argument = "v_new", .view = values},
+                           {.name = "states_map", .argument = "h", .view = kept_parts});
+  kept.summary = "The same from the states and values that the forward pass has kept.";
+  return {own, kept};
+}
 
 }  // namespace wyvern::delta_gradient

@@ -16,8 +16,12 @@ WYVERN_DEVICE void load_part(const Block& b, const Turn& turn, int state, int co
   if (lane_index() > 0) return;
   const int row = column + i % kParts * kPartRows;
   sm90::Barrier* const full = b.states().full(at);
-  sm90::barrier_arrive_expect(full, 2 * StateTile::kBytes);
-  sm90::tensor_load(b.state(at.buffer).data, maps.states, {0, row, i / kParts, state}, full);
+  sm90::barrier_arrive_expect(full, StateTile::kBytes + DStateTile::kBytes);
+  if constexpr (kKept)
+    sm90::tensor_load(b.state(at.buffer).data, maps.states,
+                      {0, i / kParts * kChannels, row / 64, state}, full);
+  else
+    sm90::tensor_load(b.state(at.buffer).data, maps.states, {0, row, i / kParts, state}, full);
   sm90::tensor_load(b.dstate(at.buffer).data, maps.dstates, {0, row, i / kParts, state}, full);
 }
 
@@ -35,11 +39,15 @@ WYVERN_DEVICE void load_band(const Block& b, const Turn& turn, const Item& item,
       item.rows, b.rows().full(turn.rows()), b.tail_full(), tails % 2, 3 * ValueTile::kBytes,
       [&](sm90::Barrier* barrier) {
         sm90::tensor_load(b.dO(stage).data, maps.dO, {0, item.token, column / 64, head}, barrier);
-        sm90::tensor_load(b.z(stage).data, maps.z, {0, 0, column / 64, state}, barrier);
+        if constexpr (kKept)
+          sm90::tensor_load(b.z(stage).data, maps.z, {0, item.token, column / 64, head}, barrier);
+        else
+          sm90::tensor_load(b.z(stage).data, maps.z, {0, 0, column / 64, state}, barrier);
         sm90::tensor_load(b.dv(stage).data, maps.dv, {0, item.token, column / 64, head}, barrier);
       },
       [&] {
         sm90::clear_rows(b.dO(stage), item.rows);
+        if constexpr (kKept) sm90::clear_rows(b.z(stage), item.rows);
         sm90::clear_rows(b.dv(stage), item.rows);
       });
   if (item.rows < kRows) ++tails;

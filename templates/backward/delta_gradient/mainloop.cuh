@@ -18,6 +18,14 @@ using Fragment = sm90::FragmentA<DTYPE, kRows>;
 /// Whether sums over channels are needed, of a row's gradient with the row.
 constexpr bool kDots = SCALAR_GATE || kNorms;
 
+/// A part of a slice of states as a right operand: its channels are rows of S^T's gradients.
+WYVERN_DEVICE auto channels_of(const StateTile& state) {
+  if constexpr (kKept)
+    return rows_of(state);
+  else
+    return columns_of(state);
+}
+
 /// This thread's rows' scales by their norms.
 template <ArrayPlace Place>
 WYVERN_DEVICE RowPair scales_of(const Block& b) {
@@ -114,7 +122,7 @@ WYVERN_DEVICE void multiply_queries(const Block& b, const Turn& turn, int slice,
     const auto at = turn.part(slice, part);
     b.states().wait_full(at);
     sm90::start_product<kPartRows>(x, rows_of(b.dO(turn.rows().buffer), 0, part * kPartRows),
-                                   columns_of(b.state(at.buffer)), part > 0);
+                                   channels_of(b.state(at.buffer)), part > 0);
     sm90::end_products<0>(x);
     sm90::barrier_arrive(b.states().empty(at));
   }
@@ -203,7 +211,7 @@ WYVERN_DEVICE void multiply_keys(const Block& b, const Turn& turn, int slice, Fr
     b.states().wait_full(at);
     const int first = part * kPartRows;
     sm90::start_product<kPartRows>(x, rows_of(b.dv(sm90::opaque(row_stage)), 0, first),
-                                   columns_of(b.state(at.buffer)), part > 0);
+                                   channels_of(b.state(at.buffer)), part > 0);
     sm90::start_product<kPartRows>(y, rows_of(b.z(sm90::opaque(row_stage)), 0, first),
                                    columns_of(b.dstate(at.buffer)), part > 0);
   };

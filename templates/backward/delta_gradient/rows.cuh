@@ -101,7 +101,8 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
     const int row = 32 * n + lane_index();
     const bool used = row < item.rows;
     if (SCALAR_GATE && used) log_decays[n] = maximum(form.log_decay_of(raw.g[n]), floor);
-    column[n] = used ? divisor(raw.beta[n]) : 0.0f;
+    const float rate = kKept ? 1.0f : divisor(raw.beta[n]);
+    column[n] = used ? rate : 0.0f;
     if constexpr (kNorms) column[n] *= b.array<kLayout.key_scale>()[row];
   }
   const sm90::DecaySums sums(log_decays);
@@ -121,28 +122,54 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
 
 // ---- gradients of beta and of the gate ----------------------------------------------------------
 
+/// sum += x . y, of four pairs each.
+WYVERN_DEVICE void add_products(float (&sum)[2], const uint32* x, const uint32* y) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const Float2 u = sm90::unpack<DTYPE>(x[j]);
+    const Float2 v = sm90::unpack<DTYPE>(y[j]);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) sum[n] = fused_multiply_add(u.at[n], v.at[n], sum[n]);
+  }
+}
+
+/// This thread's part of <S, dS'> of two parts of slices: both are read in the same order, or with
+/// K first in S its squares of 16 transposed.
+WYVERN_DEVICE void add_products(float (&sum)[2], const StateTile& state, const DStateTile& dstate,
+                                int warp) {
+  if constexpr (kKept) {
+    constexpr int kSquares = kPartRows / 16 * (kChannels / 16);
+    const int lane = lane_index();
+#pragma unroll 2
+    for (int i = warp - 1; i < kSquares; i += 3) {
+      const int value = i / (kChannels / 16) * 16, channel = i % (kChannels / 16) * 16;
+      uint32 x[4], y[4];
+      load_matrix_x4_transposed(
+          x, state.at(channel + lane / 16 * 8 + lane % 8, value + lane / 8 % 2 * 8));
+      load_matrix_x4(y, dstate.at(value + lane % 16, channel + lane / 16 * 8));
+      add_products(sum, x, y);
+    }
+  } else {
+    constexpr int kPieces = StateTile::kBytes / 16;
+    const auto* const x = reinterpret_cast<const uint32*>(state.data);
+    const auto* const y = reinterpret_cast<const uint32*>(dstate.data);
+#pragma unroll 4
+    for (int i = thread_index() - 32; i < kPieces; i += 96) {
+      const auto left = load<4>(x + 4 * i);
+      const auto right = load<4>(y + 4 * i);
+      add_products(sum, left.at, right.at);
+    }
+  }
+}
+
 /// <S, dS'> by three warps as parts arrive; the whole sum in each of them.
 WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) {
-  constexpr int kPieces = StateTile::kBytes / 16;
   float sum[2] = {};
 #pragma unroll 1
   for (int part = 0; part < kSlices * kParts; ++part) {
     const auto at = turn.part(0, part);
     b.states().wait_full(at);
-    const auto* const x = reinterpret_cast<const uint32*>(b.state(at.buffer).data);
-    const auto* const y = reinterpret_cast<const uint32*>(b.dstate(at.buffer).data);
-#pragma unroll 4
-    for (int i = thread_index() - 32; i < kPieces; i += 96) {
-      const auto left = load<4>(x + 4 * i);
-      const auto right = load<4>(y + 4 * i);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const Float2 u = sm90::unpack<DTYPE>(left.at[j]);
-        const Float2 v = sm90::unpack<DTYPE>(right.at[j]);
-#pragma unroll
-        for (int n = 0; n < 2; ++n) sum[n] = fused_multiply_add(u.at[n], v.at[n], sum[n]);
-      }
-    }
+    add_products(sum, b.state(at.buffer), b.dstate(at.buffer), warp);
     sm90::hand_over(b.states().empty(at));
   }
   // Two stages: one has been read when the other's sums are complete.
@@ -220,7 +247,8 @@ WYVERN_DEVICE void store_row_gradients(const Item& item, int head, const RawRows
     if (row >= item.rows) continue;
     const int64 place = int64{item.token + row} * to.heads + head;
     const float slope = gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n]);
-    to.dbeta[place] = from_float<BETA_DTYPE>(slope * sums.values[n] / divisor(raw.beta[n]));
+    const float rate = divisor(raw.beta[n]);
+    to.dbeta[place] = from_float<BETA_DTYPE>(slope * sums.values[n] / (kKept ? rate * rate : rate));
     if constexpr (SCALAR_GATE) {
       float dg = form.log_decay_of(raw.g[n]) < 0.9999f * floor ? 0.0f : after[n];
       if constexpr (GATE_IN_KERNEL) {

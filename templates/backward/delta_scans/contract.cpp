@@ -44,7 +44,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
-/// What all three share.
+/// What all share.
 Template scans(std::string name, std::string source) {
   Template t;
   t.name = std::move(name);
@@ -61,23 +61,37 @@ Template scans(std::string name, std::string source) {
                 {tunable::num_stages, cuda::integers({3, 2})}};
   t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
                    {.name = "k_map", .argument = "k", .view = keys},
-                   {.name = "v_map", .argument = "v", .view = values},
                    {.name = "do_map", .argument = "do", .view = values}};
-  t.strided = {"q", "k", "v", "beta", "g", "do"};
+  t.strided = {"q", "k", "beta", "g", "do"};
   t.illegal = illegal;
   return t;
 }
 
-/// The same where they write what they find for each chunk.
-Template written_scans(std::string name, std::string source) {
+/// The reverse scan where it writes what it finds for each chunk.
+Template reverse_scans(std::string name, std::string source) {
   Template t = scans(std::move(name), std::move(source));
   t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE,
                                            constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps =
-      scan::joined(t.tensor_maps, {{.name = "state_map", .argument = "states", .view = states},
-                                   {.name = "z_map", .argument = "z", .view = chunks},
-                                   {.name = "dstate_map", .argument = "dstates", .view = states},
+      scan::joined(t.tensor_maps, {{.name = "dstate_map", .argument = "dstates", .view = states},
                                    {.name = "dv_map", .argument = "dv", .view = rows}});
+  return t;
+}
+
+/// Has the template read v.
+Template with_values(Template t) {
+  t.tensor_maps.insert(t.tensor_maps.begin() + 2,
+                       {.name = "v_map", .argument = "v", .view = values});
+  t.strided.push_back("v");
+  return t;
+}
+
+/// Both scans where they write what they find for each chunk.
+Template written_scans(std::string name, std::string source) {
+  Template t = with_values(reverse_scans(std::move(name), std::move(source)));
+  t.tensor_maps.insert(t.tensor_maps.begin() + 4,
+                       {{.name = "state_map", .argument = "states", .view = states},
+                        {.name = "z_map", .argument = "z", .view = chunks}});
   return t;
 }
 
@@ -118,7 +132,7 @@ std::int64_t map_columns(const Spec& s) { return s.K + (s.SUMMARY ? 1 : 2) * s.V
 
 /// Hopper: one block BV of these columns of a segment and value head.
 Template segment() {
-  Template t = scan::split(scans("delta_scans_segment", "segment.cu"));
+  Template t = scan::split(with_values(scans("delta_scans_segment", "segment.cu")));
   t.constants = scan::joined(t.constants, {constant::SUMMARY});
   t.covers = {stages::delta_scans_segment};
   t.illegal = [](const Spec& s, const Limits& limits) {
@@ -149,8 +163,37 @@ Template resume() {
   return t;
 }
 
+/// Hopper: one block BV columns of V of a sequence and value head.
+Template reverse() {
+  Template t = reverse_scans("delta_reverse", "reverse.cu");
+  t.covers = {stages::delta_reverse};
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::scan_cost({4, chunk_time(s)}, s.V, s, w, limits);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, e.N * s.HV * s.V);
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of V of a segment and value head.
+Template reverse_resume() {
+  Template t = scan::split(reverse_scans("delta_reverse_resume", "reverse_resume.cu"));
+  t.summary = "The reverse scan of all segments at once, from the gradients at their ends.";
+  t.covers = {stages::delta_reverse_resume, stages::delta_reverse};
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::scan_cost(segment_pace(s), s.V, s, w, limits);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, e.NS * s.HV * s.V);
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {whole(), segment(), resume()}; }
+std::vector<Template> contract() {
+  return {whole(), segment(), resume(), reverse(), reverse_resume()};
+}
 
 }  // namespace wyvern::delta_scans

@@ -12,7 +12,6 @@ namespace wyvern::cpu {
 template <class S>
 struct SegmentStates {
   static constexpr int BV = S::BV, K = S::K, V = S::V;
-  static constexpr int kLength = S::SEG * S::BT;  ///< tokens a segment
 
   /// Scratch of run().
   struct Work {
@@ -37,9 +36,10 @@ struct SegmentStates {
                        const int32* seq_offsets, const Extents& e, int64 n, int64 hv,
                        int first_column, int columns, AtBorder&& at_border) {
     const int64 tokens = S::VARLEN ? seq_offsets[n + 1] - seq_offsets[n] : e.T;
-    const int64 count = (tokens + kLength - 1) / kLength;
+    const int64 length = segment_tokens<S::BT>(e);
+    const int64 count = (tokens + length - 1) / length;
     const int64 segments = count < 1 ? 1 : count;
-    const int64 first = first_segment<S::VARLEN, kLength>(n, e, seq_offsets);
+    const int64 first = first_segment<S::VARLEN, S::BT>(n, e, seq_offsets);
     fill_column(work.ones, 1.0F, K);
     for (int64 step = 0; step < segments; ++step) {
       const int64 at = (first + (Backwards ? segments - 1 - step : step)) * e.HV + hv;

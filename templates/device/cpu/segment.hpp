@@ -15,36 +15,44 @@ struct Segment {
   bool last = false;
 };
 
-/// The first slot of a sequence's segments, of Length tokens each. In a packed batch it is found
-/// without a table: floor(offset / Length) + n leaves room for every sequence's segments.
-template <bool Packed, int Length>
+/// Tokens of a segment of chunks of BT, but for a sequence's last one.
+template <int BT>
+inline int64 segment_tokens(const Extents& e) {
+  return e.SEG * BT;
+}
+
+/// The first slot of a sequence's segments. In a packed batch it is found without a table:
+/// floor(offset / tokens of a segment) + n leaves room for every sequence's segments.
+template <bool Packed, int BT>
 inline int64 first_segment(int64 sequence, const Extents& e, const int32* seq_offsets) {
-  if constexpr (Packed) return seq_offsets[sequence] / Length + sequence;
-  const int64 segments = (e.T + Length - 1) / Length;
+  const int64 tokens = segment_tokens<BT>(e);
+  if constexpr (Packed) return seq_offsets[sequence] / tokens + sequence;
+  const int64 segments = (e.T + tokens - 1) / tokens;
   return sequence * (segments < 1 ? 1 : segments);
 }
 
-/// The segment in `slot`, for segments of Length tokens.
-template <bool Packed, int Length>
+/// The segment in `slot`.
+template <bool Packed, int BT>
 inline Segment find_segment(int64 slot, const Extents& e, const int32* seq_offsets) {
+  const int64 tokens = segment_tokens<BT>(e);
   Segment segment;
   int64 high = e.N;
   while (high - segment.sequence > 1) {
     const int64 middle = (segment.sequence + high) / 2;
-    if (first_segment<Packed, Length>(middle, e, seq_offsets) <= slot)
+    if (first_segment<Packed, BT>(middle, e, seq_offsets) <= slot)
       segment.sequence = middle;
     else
       high = middle;
   }
   const int64 n = segment.sequence;
-  segment.index = slot - first_segment<Packed, Length>(n, e, seq_offsets);
+  segment.index = slot - first_segment<Packed, BT>(n, e, seq_offsets);
   const int64 start = Packed ? seq_offsets[n] : n * e.T;
   const int64 length = (Packed ? seq_offsets[n + 1] : (n + 1) * e.T) - start;
-  const int64 first = segment.index * Length;
+  const int64 first = segment.index * tokens;
   segment.used = segment.index == 0 || first < length;
-  segment.last = first + Length >= length;
+  segment.last = first + tokens >= length;
   segment.token = start + first;
-  segment.tokens = length - first < Length ? length - first : Length;
+  segment.tokens = length - first < tokens ? length - first : tokens;
   return segment;
 }
 

@@ -207,12 +207,11 @@ struct SegmentCombine {
 
     WYVERN_DEVICE Segments(int sequence, const Extents& e, const int32* seq_offsets)
         : heads(static_cast<int>(e.HV)), head(block_index() / kTiles) {
-      constexpr int kLength = S::SEG * S::BT;
       const int tokens =
           S::VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence] : static_cast<int>(e.T);
-      count = larger(ceil_div(tokens, kLength), 1);
+      count = larger(ceil_div(tokens, segment_tokens<S::BT>(e)), 1);
       steps = count - (All ? 0 : 1);
-      first = first_segment<S::VARLEN, kLength>(sequence, e, seq_offsets);
+      first = first_segment<S::VARLEN, S::BT>(sequence, e, seq_offsets);
     }
     WYVERN_DEVICE int64 operator()(int step) const {
       return (first + (Backwards ? count - 1 - step : step)) * heads + head;

@@ -16,20 +16,28 @@ struct Segment {
   bool last = false;
 };
 
-/// The first slot of a sequence's segments, of Length tokens each. In a packed batch it is found
-/// without a table: floor(offset / Length) + n leaves room for every sequence's segments. Counting
-/// only segments that are Followed by another, it is n less, and there are e.NS - e.N at most.
-template <bool Packed, int Length, bool Followed = false>
-WYVERN_DEVICE int64 first_segment(int sequence, const Extents& e, const int32* seq_offsets) {
-  if constexpr (Packed) return seq_offsets[sequence] / Length + (Followed ? 0 : sequence);
-  return int64{sequence} *
-         (larger(ceil_div(static_cast<int>(e.T), Length), 1) - (Followed ? 1 : 0));
+/// Tokens of a segment of chunks of BT, but for a sequence's last one.
+template <int BT>
+WYVERN_DEVICE int segment_tokens(const Extents& e) {
+  return e.SEG * BT;
 }
 
-/// The segment in slot `place`, for segments of Length tokens; counting only those that are
-/// Followed by another, it may be a last one where a packed batch has fewer.
-template <bool Packed, int Length, bool Followed = false>
+/// The first slot of a sequence's segments. In a packed batch it is found without a table:
+/// floor(offset / tokens of a segment) + n leaves room for every sequence's segments. Counting only
+/// segments that are Followed by another, it is n less, and there are e.NS - e.N at most.
+template <bool Packed, int BT, bool Followed = false>
+WYVERN_DEVICE int64 first_segment(int sequence, const Extents& e, const int32* seq_offsets) {
+  const int tokens = segment_tokens<BT>(e);
+  if constexpr (Packed) return seq_offsets[sequence] / tokens + (Followed ? 0 : sequence);
+  return int64{sequence} *
+         (larger(ceil_div(static_cast<int>(e.T), tokens), 1) - (Followed ? 1 : 0));
+}
+
+/// The segment in slot `place`; counting only those that are Followed by another, it may be a last
+/// one where a packed batch has fewer.
+template <bool Packed, int BT, bool Followed = false>
 WYVERN_DEVICE Segment locate_segment(int place, const Extents& e, const int32* seq_offsets) {
+  const int tokens = segment_tokens<BT>(e);
   Segment segment;
   int length = static_cast<int>(e.T);
   int64 token = 0;
@@ -37,7 +45,7 @@ WYVERN_DEVICE Segment locate_segment(int place, const Extents& e, const int32* s
     int high = static_cast<int>(e.N);
     while (high - segment.sequence > 1) {
       const int middle = (segment.sequence + high) / 2;
-      if (first_segment<Packed, Length, Followed>(middle, e, seq_offsets) <= place)
+      if (first_segment<Packed, BT, Followed>(middle, e, seq_offsets) <= place)
         segment.sequence = middle;
       else
         high = middle;
@@ -45,17 +53,17 @@ WYVERN_DEVICE Segment locate_segment(int place, const Extents& e, const int32* s
     token = seq_offsets[segment.sequence];
     length = seq_offsets[segment.sequence + 1] - static_cast<int>(token);
   } else {
-    segment.sequence = place / (larger(ceil_div(length, Length), 1) - (Followed ? 1 : 0));
+    segment.sequence = place / (larger(ceil_div(length, tokens), 1) - (Followed ? 1 : 0));
     token = segment.sequence * e.T;
   }
   segment.slot = place + (Followed ? segment.sequence : 0);
   segment.index = static_cast<int>(
-      place - first_segment<Packed, Length, Followed>(segment.sequence, e, seq_offsets));
-  const int first = segment.index * Length;
+      place - first_segment<Packed, BT, Followed>(segment.sequence, e, seq_offsets));
+  const int first = segment.index * tokens;
   segment.used = segment.index == 0 || first < length;
-  segment.last = first + Length >= length;
+  segment.last = first + tokens >= length;
   segment.token = token + first;
-  segment.tokens = smaller(length - first, Length);
+  segment.tokens = smaller(length - first, tokens);
   return segment;
 }
 

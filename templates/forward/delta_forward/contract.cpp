@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include "templates/forward/delta_forward/hopper_layout.hpp"
 #include "templates/forward/stages.hpp"
@@ -25,6 +26,11 @@ TiledView outputs(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, kColumns / 64);
 }
 
+/// [NT, HV, K, V]: one TMA store moves 64 columns of a state.
+TiledView states(const Spec& s, const Extents& e) {
+  return hopper::matrices(s, e, s.K, s.V, s.K, 1);
+}
+
 /// Splits of a sequence. Without a gate older states never decay, so a block scans all of it.
 std::int64_t splits(const Spec& s, const Extents& e, const Limits& limits) {
   if (!s.SCALAR_GATE) return 1;
@@ -43,21 +49,44 @@ double chunk_time(const Spec& s) {
   return s.BV > kColumns ? 2.6 : 1.83;
 }
 
-/// The same in a segment, which computes a map or outputs, not both, and skips maps that have
-/// decayed to 0.
-cost::Pace segment_pace(const Spec& s) {
-  const double chunk = s.K == 256 ? 2.6 : s.K == 64 ? 0.84 : s.BV > kColumns ? 1.66 : 1.33;
-  return {6, (s.GATED ? 1.0 : 1.25) * chunk};
+/// The same in a segment for its output. With K = 128, as that for its map, fitted to 114 whole
+/// plans (one H100 and one H200, 2026-11-26), off by 4 to 6%.
+cost::Pace resume_pace(const Spec& s) {
+  const double chunk = s.K == 256 ? 2.6 : s.K == 64 ? 0.84 : s.BV > kColumns ? 2.9 : 2.0;
+  return {6, (s.K == 128 || s.GATED ? 1.0 : 1.25) * chunk};
 }
 
-/// Microseconds that the rows of q, k, v and o take at two thirds of memory's rate, which a pass
-/// from given maps cannot beat with many heads. One H100, 2026-11-28, 64 heads, 8,192 tokens: 256
-/// in one kernel, 390 with segments of 32 chunks, whose maps and summary alone take 190.
-double moved_rows(const Spec& s, const Workload& w, const Limits& limits) {
-  constexpr double kH200 = 4.8e6, kPart = 0.67;
+/// And for its map: with a gate the mean of slow decay and of fast, where most maps are 0.
+cost::Pace map_pace(const Spec& s) {
+  if (s.K != 128) return resume_pace(s);
+  if (!s.GATED) return {12, s.BV > kColumns ? 1.7 : 1.05};
+  return {6, s.BV > kColumns ? 1.05 : 0.8};
+}
+
+/// Microseconds that so many elements take at a part of memory's rate.
+double moved(std::int64_t elements, double part, const Spec& s, const Limits& limits) {
+  constexpr double kH200 = 4.8e6;
   const double rate = limits.bytes_per_us > 0 ? limits.bytes_per_us : kH200;
-  const std::int64_t elements = 2 * w.extents.B * w.extents.T * (s.H * s.K + s.HV * s.V);
-  return static_cast<double>(elements) * static_cast<double>(size_of(s.DTYPE)) / (kPart * rate);
+  return static_cast<double>(elements) * static_cast<double>(size_of(s.DTYPE)) / (part * rate);
+}
+
+/// Elements of q, k, v and o.
+std::int64_t rows(const Spec& s, const Workload& w) {
+  return 2 * w.extents.B * w.extents.T * (s.H * s.K + s.HV * s.V);
+}
+
+/// Microseconds of these rows at two thirds of memory's rate, which a pass from given maps cannot
+/// beat with many heads. One H100, 2026-11-28, 64 heads, 8,192 tokens: 256 in one kernel, 390 with
+/// segments of 32 chunks, whose maps and summary alone take 190.
+double moved_rows(const Spec& s, const Workload& w, const Limits& limits) {
+  return moved(rows(s, w), 0.67, s, limits);
+}
+
+/// The same with V' and the states of chunks, which a pass that keeps them cannot beat. Three
+/// quarters: what delta_scans, which writes as much, reaches on an H200.
+double moved_with_kept(const Spec& s, const Workload& w, const Limits& limits) {
+  const std::int64_t kept = s.HV * s.V * (w.extents.B * w.extents.T + w.extents.NT * s.K);
+  return moved(rows(s, w) + kept, 0.75, s, limits);
 }
 
 /// Two blocks of 128 columns split a sequence's columns where slow decay keeps them from splitting
@@ -69,7 +98,7 @@ double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
          hopper::split_scan_cost({0, chunk_time(s)}, count, pair ? 8 : 16, s, w, limits);
 }
 
-std::string illegal(const Spec& s, const Limits& limits) {
+std::string illegal_anywhere(const Spec& s) {
   if (s.BT != kRows)
     return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
   if (!cuda::is_half(s)) return "wgmma has no fp32 products";
@@ -84,20 +113,37 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BATCH_INVARIANT && s.BV != kColumns)
     return fmt::format("BV={} defers decay, so that bits depend on earlier chunks", s.BV);
   if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
-  if (s.KEEP_STATES || s.KEEP_INVERSE) return "it does not write chunks' states or inverses";
+  if (s.KEEP_INVERSE) return "it does not write chunks' inverses";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
-  if (std::string reason = pool::scale_problem(s); !reason.empty()) return reason;
+  return pool::scale_problem(s);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  if (std::string reason = illegal_anywhere(s); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
+}
+
+std::string illegal_with_output(const Spec& s, const Limits& limits) {
+  if (s.KEEP_STATES) return "it does not write chunks' states";
+  return illegal(s, limits);
 }
 
 std::string illegal_with_norm(const Spec& s, const Limits& limits) {
   if (std::string reason = hopper::norm_problem(s); !reason.empty()) return reason;
-  if (std::string reason = illegal(s, limits); !reason.empty()) return reason;
+  if (std::string reason = illegal_with_output(s, limits); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS, true).bytes, limits);
 }
 
-/// The stages of the whole pass, `segments` among them.
-std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
+std::string illegal_with_kept(const Spec& s, const Limits& limits) {
+  if (!s.KEEP_STATES) return "it writes chunks' states, which nothing asks for";
+  if (std::string reason = illegal_anywhere(s); !reason.empty()) return reason;
+  if (s.K > 128) return fmt::format("K={} leaves no room for states beside checkpoints'", s.K);
+  if (s.CHECKPOINTS) return "it writes states of chunks or of checkpoints, not both";
+  return cuda::exceeds_shared(HopperLayout(s, false, false, true).bytes, limits);
+}
+
+/// The stages of the whole pass.
+std::vector<Cover> whole_pass() {
   return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
@@ -106,7 +152,7 @@ std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
       stages::scaled_dot_kkt,
       stages::solve_tril,
       stages::recompute_w_u,
-      std::move(segments),
+      stages::fwd_h_segment,
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::fwd_o};
@@ -137,16 +183,17 @@ Template scan_kernel(std::string name, std::string source) {
 /// The same with queries and the output.
 Template output_kernel(std::string name, std::string source) {
   Template t = scan_kernel(std::move(name), std::move(source));
-  t.constants = scan::joined(pool::with_checkpoints(pool::with_slots(t.constants)),
+  t.constants = scan::joined(pool::with_checkpoints(pool::with_final_slots(t.constants)),
                              {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
   t.tensor_maps.push_back({.name = "o_map", .argument = "o", .view = outputs});
   t.strided = {"q", "k", "v", "beta", "g", "o", "state"};
+  t.illegal = illegal_with_output;
   return t;
 }
 
-Geometry launch(const Spec& s, std::int64_t blocks, bool normalizes = false) {
-  const HopperLayout layout(s, s.CHECKPOINTS, normalizes);
+Geometry launch(const Spec& s, std::int64_t blocks, bool normalizes = false, bool keeps = false) {
+  const HopperLayout layout(s, s.CHECKPOINTS, normalizes, keeps);
   return Geometry{.grid = {blocks, 1, 1},
                   .threads = 128 * (1 + layout.prep_groups + layout.consumers),
                   .shared_bytes = layout.bytes};
@@ -185,6 +232,27 @@ Template with_norm() {
   return hopper::with_output_norm(std::move(t));
 }
 
+/// Of a kernel with an output: the same that keeps the states that enter chunks and V'. Staging a
+/// state takes its part of each chunk, and with 128 columns one of the pipeline's stages.
+Template keeping(Template t, std::string summary,
+                 std::function<std::int64_t(const Spec&, const Extents&, const Limits&)> blocks) {
+  t.name += "_keep";
+  t.summary = std::move(summary);
+  t.keeps = {{"h", {constant::KEEP_STATES}}, {"v_new", {constant::KEEP_STATES}}};
+  t.tensor_maps.push_back(
+      {.name = "h_map", .argument = "h", .view = states, .when = {constant::KEEP_STATES}});
+  t.tensor_maps.push_back(
+      {.name = "v_new_map", .argument = "v_new", .view = outputs, .when = {constant::KEEP_STATES}});
+  t.illegal = illegal_with_kept;
+  t.cost = [cost = std::move(t.cost)](const Spec& s, const Workload& w, const Limits& limits) {
+    return std::max(1.15 * cost(s, w, limits), moved_with_kept(s, w, limits));
+  };
+  t.geometry = [blocks = std::move(blocks)](const Spec& s, const Extents& e, const Limits& limits) {
+    return launch(s, blocks(s, e, limits), false, true);
+  };
+  return t;
+}
+
 /// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last; with
 /// SUMMARY it too.
 Template segment() {
@@ -197,7 +265,7 @@ Template segment() {
     return illegal(s, limits);
   };
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
+    return hopper::segment_cost(map_pace(s), s.K + s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, hopper::mapped_segments(s, e) * s.HV * ((s.K + s.V) / s.BV));
@@ -205,25 +273,36 @@ Template segment() {
   return t;
 }
 
+std::int64_t segment_blocks(const Spec& s, const Extents& e, const Limits&) {
+  return e.NS * s.HV * (s.V / s.BV);
+}
+
 /// Hopper: one block BV columns of V of a segment and value head.
 Template resume() {
   Template t = scan::split(output_kernel("delta_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return std::max(hopper::scan_cost(segment_pace(s), s.V, s, w, limits),
+    return std::max(hopper::scan_cost(resume_pace(s), s.V, s, w, limits),
                     s.SEGMENTS_GIVEN ? moved_rows(s, w, limits) : 0);
   };
-  t.covers =
-      scan::joined({stages::delta_resume},
-                   whole_pass(hopper::when(stages::fwd_h_segment, {!constant::SEGMENTS_GIVEN})));
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, e.NS * s.HV * (s.V / s.BV));
+  t.covers = scan::joined({stages::delta_resume}, hopper::resumed(whole_pass()));
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    return launch(s, segment_blocks(s, e, limits));
   };
   return t;
 }
 
 }  // namespace
 
-std::vector<Template> contract() { return {one_kernel(), with_norm(), segment(), resume()}; }
+std::vector<Template> contract() {
+  return {
+      one_kernel(),
+      with_norm(),
+      segment(),
+      resume(),
+      keeping(one_kernel(), "The forward pass in one kernel, which keeps states and V'.", blocks),
+      keeping(resume(), "The forward pass over all segments at once, which keeps states and V'.",
+              segment_blocks)};
+}
 
 }  // namespace wyvern::delta_forward

@@ -29,6 +29,7 @@ struct HopperLayout {
   /// All buffers, one after another. For each consumer warpgroup state is K x 64, update is V'
   /// decayed to the chunk's end, then the output.
   cuda::sm90::SwizzledPlace output, state, update, inverse, scores;
+  cuda::sm90::SwizzledPlace kept;       ///< of each consumer a state that is kept, K x 64
   cuda::sm90::InverseLayout inversion;  ///< of the first prep warpgroup, or chunk
   int inversion_bytes;                  ///< from one to the next
   /// Factors of rows, the first stage. G: the running sum of gates in base 2; key, query: of k_r
@@ -53,7 +54,8 @@ struct HopperLayout {
   cuda::sm90::BarrierPlace gate_full;  ///< with the norm of o, one a consumer
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s, bool checkpoints = false, bool normalizes = false) {
+  constexpr explicit HopperLayout(const S& s, bool checkpoints = false, bool normalizes = false,
+                                  bool keeps = false) {
     const int stages = static_cast<int>(s.num_stages);
     shares_state = s.K > 128;
     consumers = static_cast<int>(s.BV) / kColumns;
@@ -74,6 +76,7 @@ struct HopperLayout {
     } else {
       output = cuda::sm90::swizzled_tile(at, consumers * outputs * kRows, kColumns, s.DTYPE);
     }
+    if (keeps) kept = cuda::sm90::swizzled_tile(at, consumers * s.K, kColumns, s.DTYPE);
     inverse = cuda::sm90::swizzled_tile(at, slots * kRows, kRows, s.DTYPE);
     scores = cuda::sm90::swizzled_tile(at, score_slots * kRows, kRows, s.DTYPE);
     const int before = at.bytes;

@@ -8,6 +8,7 @@
 
 #include "device/cuda/sm90/kernel.cuh"
 #include "device/cuda/sm90/state_io.cuh"
+#include "forward/delta_forward/kept.cuh"
 #include "forward/delta_forward/shared_state.cuh"
 #include "forward/delta_forward/transposed_state.cuh"
 
@@ -131,12 +132,19 @@ struct DeltaForward {
   WYVERN_DEVICE auto output() const {
     if constexpr (kNormalizes)
       return NormOutput<Spec>{
-          p.o_map, {p.o, p.o_stride}, p.norm_gate_map, p.norm_weight, p.e.norm_eps};
+          {}, p.o_map, {p.o, p.o_stride}, p.norm_gate_map, p.norm_weight, p.e.norm_eps};
+    else if constexpr (kKeeps)
+      return KeptOutput{plain_output(),     p.h_map,
+                        p.v_new_map,        {p.v_new, int64{p.e.HV} * V},
+                        first_place(*this), static_cast<int>(p.e.HV)};
     else
-      return PlainOutput{p.o_map, {p.o, p.o_stride}};
+      return plain_output();
   }
+  WYVERN_DEVICE PlainOutput plain_output() const { return {{}, p.o_map, {p.o, p.o_stride}}; }
   template <class State>
   WYVERN_DEVICE void mma_with(int consumer) const {
+    if constexpr (VARLEN && kKeeps)
+      if (work.to_end) clear_unused_states(work, consumer, p.h, p.chunk_offsets, p.e);
     State state{work, consumer, {}, {}, {}};
     Io::load(*this, state);
     if constexpr (kQueries) {

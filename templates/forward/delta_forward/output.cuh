@@ -11,8 +11,19 @@ WYVERN_DEVICE SquareTile output_tile(const Block& b, int consumer, int chunk) {
   return b.output(kLayout.outputs * consumer + chunk % kLayout.outputs);
 }
 
+/// Rounded columns of a consumer, transposed: its state, and V' of a chunk.
+using StateFragment = sm90::FragmentA<DTYPE, K>;
+using ValueFragment = sm90::FragmentA<DTYPE, kRows>;
+
+/// An output beside which nothing of chunks is written.
+struct NothingKept {
+  WYVERN_DEVICE void keep_state(const Block&, int, const StateFragment&, int) const {}
+  WYVERN_DEVICE void keep_values(const Block&, int, const ValueFragment&, int, int) const {}
+  WYVERN_DEVICE void wait_values() const {}
+};
+
 /// Stores the output as it is.
-struct PlainOutput {
+struct PlainOutput : NothingKept {
   const TensorMap& map;
   TokenRows<DTYPE> rows;
 
@@ -50,7 +61,7 @@ struct PlainOutput {
 /// Normalizes and gates the output of two consumers, which have all columns of V. The gate's input
 /// is loaded to the tile that the output is staged in: a lane reads it where it writes the output.
 template <class S>
-struct NormOutput {
+struct NormOutput : NothingKept {
   static constexpr int kConsumersName = kConsumers + 2;  ///< of a named barrier
 
   const TensorMap& map;

@@ -20,7 +20,11 @@ constexpr bool kQueries = Scheduler::kOutput;
 constexpr bool kCheckpoints = Scheduler::kCheckpoints, kDivided = Scheduler::kDivided;
 /// Whether the output is normalized and gated: of templates that cover output_norm.
 constexpr bool kNormalizes = kHasNorm<Spec>;
-constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints, kNormalizes};
+/// Whether the states that enter chunks and V' are kept: of templates with that constant.
+template <class S>
+constexpr bool kHasStates = requires { S::KEEP_STATES; };
+constexpr bool kKeeps = kHasStates<Spec>;
+constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints, kNormalizes, kKeeps};
 constexpr int kStages = num_stages;
 constexpr int kConsumers = kLayout.consumers;
 constexpr int kPrepGroups = kLayout.prep_groups;
@@ -35,6 +39,7 @@ constexpr int kValueBytes = kRows * BV * static_cast<int>(sizeof(DTYPE));
 
 using KeyTile = sm90::SwizzledTile<DTYPE, kRows, K>;
 using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
+using KeptTile = sm90::SwizzledTile<DTYPE, K, kColumns>;
 
 /// The pipeline stage of a chunk's tiles and factors, and its phase.
 using Position = sm90::Pipeline<kStages>::Position;
@@ -68,6 +73,9 @@ struct Block : sm90::Work {
   }
   WYVERN_DEVICE SquareTile output(int i) const {
     return {shared + kLayout.output.offset + i * SquareTile::kBytes};
+  }
+  WYVERN_DEVICE KeptTile kept(int consumer) const {
+    return {shared + kLayout.kept.offset + consumer * KeptTile::kBytes};
   }
   WYVERN_DEVICE SquareTile inverse(int chunk) const {
     return {shared + kLayout.inverse.offset + chunk % kSlots * SquareTile::kBytes};
@@ -147,8 +155,8 @@ WYVERN_DEVICE float room_of(const Block& b, int buffer) {
 }
 
 /// Whether the decay of a state is deferred over chunks: meanwhile the factors of products with the
-/// state include the decay that it owes. fp16 has too little range for them.
-constexpr bool kLazyDecay = SCALAR_GATE && kPipelined && sm90::kIsBf16<DTYPE>;
+/// state include the decay that it owes. fp16 has too little range for them; kept states owe none.
+constexpr bool kLazyDecay = SCALAR_GATE && kPipelined && sm90::kIsBf16<DTYPE> && !kKeeps;
 /// log2 of the decay that a state may owe after a chunk, and so of the largest factor: values of up
 /// to 2^100 times it are finite.
 constexpr float kMaxOwed = 24.0f;
@@ -162,6 +170,11 @@ WYVERN_DEVICE int32* checkpoint_of(const Block& b, int buffer) {
 WYVERN_DEVICE int row_of_end(const Block& b, int buffer) {
   const int32* const checkpoint = checkpoint_of(b, buffer);
   return checkpoint[0] == kRows ? checkpoint[1] : -1;
+}
+
+WYVERN_DEVICE float rate_of(BETA_DTYPE raw) {
+  const float beta = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw);
+  return kKeeps ? beta_divisor(beta) : beta;
 }
 
 /// Computes the factors of a chunk's rows from `next`, and loads the next chunk's raw rows there.
@@ -212,7 +225,7 @@ WYVERN_DEVICE void make_factors(const Block& b, int chunk, const Position& at,
   for (int n = 0; n < Prepare::kLaneRows; ++n) {
     const int half = Prepare::half_of_row(n);
     const int row = 32 * half + lane_index();
-    const float rate = row < rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n]) : 0.0f;
+    const float rate = row < rows ? rate_of(raw.beta[n]) : 0.0f;
     const float G = half == 0 ? sums.row[0] : sums.row[1];
     const float reached = exp2_fast(before + G);
     b.factors<kLayout.G>(at.buffer)[row] = G;

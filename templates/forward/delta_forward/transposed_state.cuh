@@ -178,9 +178,9 @@ struct TransposedState {
 
   /// Updates the state by a chunk's V', and starts the rest of its output. write_checkpoint(*this,
   /// row, factor) writes the state times a factor to a row of `checkpoints`.
-  template <class WriteCheckpoint>
+  template <class Output, class WriteCheckpoint>
   WYVERN_DEVICE void update_and_output(const Position& at, int chunk,
-                                       sm90::FragmentA<DTYPE, kRows>& values,
+                                       sm90::FragmentA<DTYPE, kRows>& values, const Output& output,
                                        const WriteCheckpoint& write_checkpoint) {
     int front = 0;
     if constexpr (kDivided) front = update_front(at, write_checkpoint);
@@ -190,10 +190,12 @@ struct TransposedState {
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) y.x[i] *= factor.of(i);
     sm90::start_product(y, values, sm90::rows_of(b.scores(chunk)), true);
+    output.keep_values(b, consumer, values, at.buffer, chunk);
     sm90::end_products<1>(state, update);
     restore(at);
     if constexpr (kCheckpoints)
       if (const int row = row_of_end(b, at.buffer); row >= 0) write_checkpoint(*this, row, 1.0f);
+    output.wait_values();
     sm90::barrier_arrive(b.barrier<kLayout.tiles_empty>(at.buffer));
   }
 
@@ -218,12 +220,13 @@ WYVERN_DEVICE void mainloop(TransposedState& s, const Output& output,
     sm90::FragmentA<DTYPE, K> packed(s.state);
     s.start(at, packed);
     output.prefetch(b, s.consumer, 0);
+    output.keep_state(b, s.consumer, packed, 0);
     s.compute_values(at, 0, packed);
   }
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c) {
     sm90::FragmentA<DTYPE, kRows> values(s.x);
-    s.update_and_output(at, c, values, write_checkpoint);
+    s.update_and_output(at, c, values, output, write_checkpoint);
     const bool last = c + 1 == b.chunks;
     const auto finish = [&] {
       values.hold();
@@ -245,6 +248,7 @@ WYVERN_DEVICE void mainloop(TransposedState& s, const Output& output,
       sm90::end_products<1>(s.y);
       finish();
     }
+    output.keep_state(b, s.consumer, packed, c + 1);
     s.compute_values(at, c + 1, packed);
   }
 }

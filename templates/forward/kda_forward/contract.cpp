@@ -71,8 +71,8 @@ constexpr double kNormFactor = 1.27;
 /// Chunks of a split's overlap with fast decay: one, and the time of two to find its length.
 constexpr int kOverlap = 3;
 
-/// The stages of the whole pass, `segments` among them.
-std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
+/// The stages of the whole pass.
+std::vector<Cover> whole_pass() {
   return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
@@ -81,7 +81,7 @@ std::vector<Cover> whole_pass(Cover segments = stages::fwd_h_segment) {
       stages::kda_intra,
       stages::solve_tril,
       stages::kda_recompute_w_u,
-      std::move(segments),
+      stages::fwd_h_segment,
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::kda_fwd_o};
@@ -125,7 +125,7 @@ Template scan_kernel(std::string name, std::string source) {
 /// The same with queries and the output.
 Template output_kernel(std::string name, std::string source) {
   Template t = scan_kernel(std::move(name), std::move(source));
-  t.constants = scan::joined(pool::with_checkpoints(pool::with_slots(t.constants)),
+  t.constants = scan::joined(pool::with_checkpoints(pool::with_final_slots(t.constants)),
                              {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
   t.strided = {"q", "k", "v", "beta", "g", "o", "state"};
@@ -200,9 +200,7 @@ Template resume() {
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::scan_cost(pace(s), s.V, s, w, limits);
   };
-  t.covers =
-      scan::joined({stages::kda_resume},
-                   whole_pass(hopper::when(stages::fwd_h_segment, {!constant::SEGMENTS_GIVEN})));
+  t.covers = scan::joined({stages::kda_resume}, hopper::resumed(whole_pass()));
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV));
   };

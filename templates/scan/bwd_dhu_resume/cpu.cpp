@@ -16,10 +16,11 @@ WYVERN_BLOCK {
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1];
-  const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
+  const Segment segment = find_segment<VARLEN, BT>(block[2], e, seq_offsets);
   if (!segment.used) return;
   const int64 n = segment.sequence;
-  const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
+  const int64 slot =
+      (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * e.SEG;
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
   const float* const leaving = segment_dstate + (block[2] * e.HV + hv) * K * V;

@@ -9,7 +9,7 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const int head = block_index() / Scan::kTilesV % e.HV;
   const int slot = block_index() / Scan::kTilesV / e.HV;
   const int tile_v = block_index() % Scan::kTilesV * BV;
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  const Segment segment = locate_segment<VARLEN, BT>(slot, e, seq_offsets);
   if (!segment.used) return;
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
@@ -18,7 +18,7 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
              keys = scanned_rows<Spec>(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
   const ScanRange range{segment.token, segment.tokens, head};
-  const int64 chunk = first_chunk + segment.index * SEG;
+  const int64 chunk = first_chunk + segment.index * e.SEG;
   Scan::Inputs in{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale};
   Scan::State state;
   float unit = 1.0f;

@@ -15,7 +15,7 @@ WYVERN_BLOCK {
                              Gk,      q_rstd, k_rstd, e,         e.scale};
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
-  const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
+  const Segment segment = find_segment<VARLEN, BT>(block[2], e, seq_offsets);
   if (!segment.used || (segment.index == 0 && !SUMMARY)) return;
   const bool finds_dM = block[0] < kTilesK;
   const int width = finds_dM ? K : V;

@@ -13,7 +13,7 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const int tile = block_index() % (kTilesK + kTilesV);
   const int head = block_index() / (kTilesK + kTilesV) % e.HV;
   const int slot = block_index() / (kTilesK + kTilesV) / e.HV;
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  const Segment segment = locate_segment<VARLEN, BT>(slot, e, seq_offsets);
   if (!segment.used || (segment.index == 0 && !SUMMARY)) return;
   const bool finds_dM = tile < kTilesK;
   const int first = (finds_dM ? tile : tile - kTilesK) * BV;

@@ -15,16 +15,17 @@ WYVERN_BLOCK {
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1];
-  const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
+  const Segment segment = find_segment<VARLEN, BT>(block[2], e, seq_offsets);
   if (!segment.used) return;
   const int64 n = segment.sequence;
   const StateSlots slots =
       find_states<Spec>(n, static_cast<int>(hv), e, state_stride, state_index, output_state_index);
   if (slots.null) return;  // h and V' of a null sequence are not read
-  const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
+  const int64 slot =
+      (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * e.SEG;
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
-  const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
+  const auto passed = static_cast<uint32>(segment.index * segment_tokens<BT>(e));
   const float* const entering = segment_state + (block[2] * e.HV + hv) * K * V;
   load_tile(entering + first_column, V, K, columns, work.state);
   const float unit = State::enter_unit(

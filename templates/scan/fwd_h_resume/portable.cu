@@ -9,7 +9,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int head = block_index() / Scan::kTilesV % e.HV;
   const int slot = block_index() / Scan::kTilesV / e.HV;
   const int tile_v = block_index() % Scan::kTilesV * BV;
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  const Segment segment = locate_segment<VARLEN, BT>(slot, e, seq_offsets);
   if (!segment.used) return;
   const StateSlots slots =
       find_states<Spec>(segment.sequence, head, e, state_stride, state_index, output_state_index);
@@ -19,7 +19,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const float* const entering = segment_state + (int64{slot} * e.HV + head) * K * V;
   Scan::Inputs in{scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   const ScanRange range{segment.token, segment.tokens, head};
-  const int64 chunk = first_chunk + segment.index * SEG;
+  const int64 chunk = first_chunk + segment.index * e.SEG;
   Scan::State scanned;
   float unit = 1.0f;
   const auto begin = [&] {
@@ -30,7 +30,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
     in.u_factor = kValueUnit<Spec> / unit;
   };
   if constexpr (CHECKPOINTS) {
-    const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
+    const auto passed = static_cast<uint32>(segment.index * segment_tokens<BT>(e));
     auto kept =
         find_checkpoints<Spec>(passed, segment.sequence, e, seq_offsets, checkpoint_offsets);
     scan_and_store<Scan>(shared_memory(), scanned, in, range, chunk, tile_v, h, v_new, begin,

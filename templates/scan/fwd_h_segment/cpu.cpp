@@ -11,7 +11,7 @@ WYVERN_BLOCK {
   const Scan::Inputs tensors{scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e};
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
-  const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
+  const Segment segment = find_segment<VARLEN, BT>(block[2], e, seq_offsets);
   if (!segment.used || (segment.last && !SUMMARY)) return;
   const bool finds_M = block[0] < kTilesK;
   const int width = finds_M ? K : V;

@@ -12,7 +12,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int tile = block_index() % (kTilesK + kTilesV);
   const int head = block_index() / (kTilesK + kTilesV) % e.HV;
   const int slot = block_index() / (kTilesK + kTilesV) / e.HV;
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  const Segment segment = locate_segment<VARLEN, BT>(slot, e, seq_offsets);
   if (!segment.used || (segment.last && !SUMMARY)) return;
   const bool finds_M = tile < kTilesK;
   const int first = (finds_M ? tile : tile - kTilesK) * BV;

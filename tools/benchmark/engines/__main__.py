@@ -52,9 +52,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=0,
                         help="seconds after which no further run is begun (default: none)")  # fmt: skip
     parser.add_argument("--parallel", type=int, default=1, metavar="N",
-                        help="runs at a time; times of more than one say little (default 1)")  # fmt: skip
+                        help="runs at a time, with --in-turn rows; times of more than one say little "
+                             "without it (default 1)")  # fmt: skip
     parser.add_argument("--in-turn", action="store_true",
-                        help="both sides of a row side by side, each throughput measured in turn")  # fmt: skip
+                        help="both sides of --parallel rows side by side, each throughput measured in turn")  # fmt: skip
     parser.add_argument("--code", metavar="FOLDER", help="of compiled kernels, for the rows cold-code")
     parser.add_argument("--again", action="store_true", help="make runs again that were lost")
     return parser.parse_args()
@@ -147,7 +148,7 @@ def last_error(text: str) -> str:
 def make_in_turn(
     tasks: list[tuple[Row, str]], make: Callable[[tuple[Row, str], list[object]], None]
 ) -> None:
-    """Runs of one row side by side. A side that is lost keeps no other from its turns."""
+    """Runs side by side. One that is lost keeps no other from its turns."""
     with tempfile.TemporaryDirectory(prefix="turns-") as folder:
 
         def make_one(own: int) -> None:
@@ -191,8 +192,8 @@ def main() -> None:
     tasks = [(row, side) for row in chosen for side in row.sides
              if options.side in (None, side) and not is_known(row, side)]  # fmt: skip
     if options.in_turn:
-        for row in chosen:
-            make_in_turn([task for task in tasks if task[0] is row], make)
+        for i in range(0, len(chosen), options.parallel):
+            make_in_turn([task for task in tasks if task[0] in chosen[i : i + options.parallel]], make)
     else:
         with ThreadPoolExecutor(options.parallel) as pool:
             list(pool.map(lambda task: make(task, []), tasks))

@@ -16,6 +16,7 @@ class Settings:
     graphs: bool = True
     prefix_caching: bool = False
     gdn_prefill: str = "triton"  # vLLM's gdn_prefill_backend
+    kda: str = "auto"  # vLLM's kda_prefill_backend and kda_decode_backend, which Kimi K3's layers have
     drafts: str = ""  # ngram or mtp
     ssm_dtype: str = "auto"
     tensor_parallel: int = 1
@@ -65,6 +66,7 @@ _OPTIONS = {
     "eager": _Option({"graphs": False}),
     "prefix": _Option({"prefix_caching": True}),
     "flashinfer": _Option({"prefix_caching": True, "gdn_prefill": "flashinfer"}, "qwen", against="prefix"),
+    "kda-triton": _Option({"kda": "triton"}, "kimi-k3"),
     "ngram": _Option({"drafts": "ngram"}),
     "mtp": _Option({"drafts": "mtp"}, "qwen"),
     "ssm-fp32": _Option({"ssm_dtype": "float32"}),

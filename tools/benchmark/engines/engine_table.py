@@ -80,15 +80,18 @@ def _logprobs(rows: list[Row], runs: Runs, engine: str) -> str:
     lines = []
     for row in rows:
         theirs, ours = _engine_of(row, runs), _done(runs, row.name, WYVERN)
-        if theirs and ours and "logprobs" in ours and "logprobs" in theirs[1]:
-            lines.append(_apart(f"{row.name}, Wyvern", f"{theirs[0]}, {engine}", ours, theirs[1]))
+        if theirs and ours:
+            lines += _apart(f"{row.name}, Wyvern", f"{theirs[0]}, {engine}", ours, theirs[1])
         eager, graphs = _done(runs, row.name, ENGINE), _done(runs, f"{row.model}/base", ENGINE)
         if row.option == "eager" and eager and graphs:  # the yardstick
-            lines.append(_apart(f"{row.name}, {engine}", f"{row.model}/base, {engine}", eager, graphs))
+            lines += _apart(f"{row.name}, {engine}", f"{row.model}/base, {engine}", eager, graphs)
     return _table(head, lines)
 
 
-def _apart(one: str, other: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+def _apart(one: str, other: str, ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """A line, or none where one of them has no log-probabilities."""
+    if "logprobs" not in ours or "logprobs" not in theirs:
+        return []
     cells = []
     for part in ("prompts", "answers"):
         apart = [
@@ -97,7 +100,7 @@ def _apart(one: str, other: str, ours: dict[str, Any], theirs: dict[str, Any]) -
             for a, b in zip(x, y, strict=True)
         ]
         cells += [f"{sum(apart) / len(apart):.2e}", f"{max(apart):.2e}"]
-    return f"| {one} | {other} | {' | '.join(cells)} |"
+    return [f"| {one} | {other} | {' | '.join(cells)} |"]
 
 
 def _invariance(rows: list[Row], runs: Runs) -> str:

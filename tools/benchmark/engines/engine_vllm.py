@@ -18,6 +18,7 @@ def environment(settings: Settings, wyvern: bool) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions go to workers
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if settings.processes else "0",
+        "VLLM_KIMI_K3_GEMM_AR": "0",  # for tensor parallelism, by CuTe DSL
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "WYVERN_VLLM": "1" if wyvern else "0",
@@ -49,6 +50,11 @@ def _draw(model: Any) -> int:
     for name, parameter in parameters.items():
         if parameter.dtype.is_floating_point:
             draw(name, parameter, adds_one)
+    for module in model.modules():  # copies that Kimi K3's layers make as they load, for their fused decode
+        if (taps := getattr(module, "decode_conv1d_weight", None)) is not None:
+            taps.copy_(module.conv1d.weight.data.view(3, taps.shape[2], taps.shape[1]).transpose(1, 2))
+        if (scales := getattr(module, "decode_norm_weight", None)) is not None:
+            scales.copy_(module.o_norm.weight.data)
     return sum(parameter.numel() for parameter in parameters.values())
 
 
@@ -151,6 +157,10 @@ def _arguments(model: str, settings: Settings) -> dict[str, Any]:
         arguments["block_size"] = settings.block_size
     if "kimi" not in model:
         arguments["additional_config"] = {"gdn_prefill_backend": settings.gdn_prefill}
+    elif settings.kda != "auto":
+        arguments["additional_config"] = {
+            "kda_prefill_backend": settings.kda, "kda_decode_backend": settings.kda,
+        }  # fmt: skip
     if settings.drafts == "mtp":
         arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": 2}
     elif settings.drafts == "ngram":

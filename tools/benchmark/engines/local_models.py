@@ -64,6 +64,15 @@ MODELS: dict[str, dict[str, object]] = {
         "num_experts_per_tok": 4, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
         "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
     },
+    # Eight layers with the delta rule of Kimi K3 as one of two GPUs has it: 48 of 96 heads, gates with a bound,
+    # a full output gate. The experts are few and plain.
+    "mid-kimi-k3": _KIMI_LINEAR | {
+        "hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "intermediate_size": 4096, "num_experts": 16, "num_experts_per_token": 4, "moe_intermediate_size": 512,
+        "linear_attn_config": {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6, 7], "head_dim": 128,
+                               "num_heads": 48, "short_conv_kernel_size": 4, "use_full_rank_gate": True,
+                               "gate_lower_bound": -5.0},
+    },
 }  # fmt: skip
 
 

@@ -71,16 +71,26 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Waits for its turn, or until it is the last one that has not ended()."""
+        """Waits for its turn: the next of those that have not ended(), behind the one that had the last."""
         if self._folder is None:
             yield
             return
-        while (taken := len(list(self._folder.glob("turn-*")))) % self._count != self._own:
-            if len(list(self._folder.glob("ended-*"))) == self._count - 1:
-                break
+        while self._next() != self._own:
             time.sleep(0.002)
         yield
-        (self._folder / f"turn-{taken}").touch()
+        (self._folder / f"turn-{len(self._taken()):06}-{self._own}").touch()
+
+    def _taken(self) -> list[str]:
+        assert self._folder is not None
+        return sorted(file.name for file in self._folder.glob("turn-*"))
+
+    def _next(self) -> int:
+        assert self._folder is not None
+        ended = {file.name for file in self._folder.glob("ended-*")}
+        taken = self._taken()
+        last = int(taken[-1].rsplit("-", 1)[1]) if taken else -1
+        order = ((last + 1 + i) % self._count for i in range(self._count))
+        return next((own for own in order if f"ended-{own}" not in ended), self._own)
 
     @staticmethod
     def ended(folder: str, own: int) -> None:
@@ -113,12 +123,17 @@ def speed(engine: Engine, longest: int, turns: Turns) -> dict[str, float]:
 PROFILED = (64, 64, 33)  # sequences, tokens of each prompt, tokens of each answer
 
 
-def profile(engine: Engine) -> str:
+def profile(engine: Engine, turns: Turns) -> str:
     """Where the time of decoding goes: PyTorch's tables of the GPU's kernels, and of the host's operations."""
-    import torch
-
     sequences, prompt, answer = PROFILED
     prompts = [_words(prompt, 5000 + i) for i in range(sequences)]
+    with turns.turn():
+        return _profiled(engine, prompts, answer)
+
+
+def _profiled(engine: Engine, prompts: list[Tokens], answer: int) -> str:
+    import torch
+
     engine.generate(prompts, answer)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -132,7 +147,10 @@ def profile(engine: Engine) -> str:
     if torch.cuda.is_available():
         order.insert(0, "self_device_time_total")
     return "\n".join(
-        [f"{sequences} sequences, {answer} tokens: {taken:.3f} s", *(found.table(sort_by=by, row_limit=40) for by in order)]
+        [
+            f"{len(prompts)} sequences, {answer} tokens: {taken:.3f} s",
+            *(found.table(sort_by=by, row_limit=40, max_name_column_width=90) for by in order),
+        ]
     )
 
 

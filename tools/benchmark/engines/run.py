@@ -41,12 +41,11 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
         document["logprobs"] = measures.logprobs(engine)
     if "invariance" in request["measures"]:
         document["invariance"] = measures.invariance(engine)
+    turns = measures.Turns(*request["turns"])
     if "speed" in request["measures"]:
-        document["speed"] = measures.speed(
-            engine, settings.max_model_len, measures.Turns(*request["turns"])
-        )
+        document["speed"] = measures.speed(engine, settings.max_model_len, turns)
     if "profile" in request["measures"]:
-        document["profile"] = measures.profile(engine)
+        document["profile"] = measures.profile(engine, turns)
     document["report"] = engine.report()
     if request["side"] == WYVERN and not document["report"]:
         raise RuntimeError("Wyvern serves nothing in this engine: is its wheel installed beside the engine?")

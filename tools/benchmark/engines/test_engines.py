@@ -80,6 +80,20 @@ class Engines(unittest.TestCase):
                 expected = ["engine"] if lost else ["engine", "wyvern"]
                 self.assertEqual(said.read_text().split(), expected * turns)
 
+    def test_rows_in_turn(self) -> None:
+        """Sides of two rows have turns round about, and go on without one that is lost."""
+        rows = ("--rows", "^tiny-qwen3.5/(base|eager)$", "--measure", "speed", "--in-turn", "--parallel", "2")
+        turns = len(measures.THROUGHPUT) * (1 + measures.RUNS)
+        for lost in (False, True):
+            with self.subTest(lost=lost):
+                said = self.out / f"turns-{lost}"
+                fails = {"FAKE_FAILS": "graphs"} if lost else {}  # both sides of base
+                out = ("--out", str(self.out / str(lost)))
+                done = self.run_command(*rows, *out, FAKE_TURNS=str(said), **fails)
+                self.assertEqual(done.returncode, 1 if lost else 0, done.stderr)
+                expected = ["engine", "wyvern"] * (1 if lost else 2)
+                self.assertEqual(said.read_text().split(), expected * turns)
+
     def test_profile(self) -> None:
         """Where it is asked for, and beside the log."""
         if importlib.util.find_spec("torch") is None:

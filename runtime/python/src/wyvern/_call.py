@@ -169,14 +169,10 @@ def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
         outputs.append(q.new_empty(scale_shape(fields, q, v), dtype=torch.float32))
     shapes = {}
     if _set(fields, "disable_recompute"):
-        shapes = {
-            "Tinv": [B, rows, HV, C],
-            "w": [B, rows, HV, K],
-            "h": [slots, HV, K, V],
-            "v_new": [B, rows, HV, V],
-        }
+        shapes = {"h": [slots, HV, K, V], "v_new": [B, rows, HV, V]}
         if fields["op"] in VECTOR_GATED:
-            shapes |= {"Aqk": [B, T, HV, C], "qg": [B, T, HV, K], "kg": [B, T, HV, K]}
+            shapes |= dict.fromkeys(("Tinv", "Aqk"), [B, T, HV, C])
+            shapes |= dict.fromkeys(("w", "qg", "kg"), [B, T, HV, K])
     if _set(fields, "keep_output"):
         shapes["o_raw"] = [B, T, HV, V]
     for name in KEPT:

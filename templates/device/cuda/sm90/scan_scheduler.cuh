@@ -100,17 +100,28 @@ struct WholeScans {
   }
 };
 
-/// A block per sequence, value head and BV columns of V of the reverse scan alone, which writes the
-/// gradient of the state that enters the sequence and nothing of chunks.
+/// A block per sequence, value head and BV columns of V of the reverse scan alone.
 template <class S>
-struct SummaryScans {
-  static constexpr bool kOutput = false;
+struct WholeReverseScans {
+  static constexpr bool kOutput = true;
 
   template <class Scans>
   WYVERN_DEVICE static bool find(Scans& k) {
     k.reverse = true;
     WholeScans<S>::locate(k, block_index());
     return true;
+  }
+};
+
+/// The same where it writes the gradient of the state that enters the sequence and nothing of
+/// chunks.
+template <class S>
+struct SummaryScans {
+  static constexpr bool kOutput = false;
+
+  template <class Scans>
+  WYVERN_DEVICE static bool find(Scans& k) {
+    return WholeReverseScans<S>::find(k);
   }
 };
 
@@ -122,17 +133,22 @@ struct ResumeScans {
 
   template <class Scans>
   WYVERN_DEVICE static bool find(Scans& k) {
+    return locate(k, find_direction(k));
+  }
+
+  /// The work of a direction's scan of this number; false if there is none.
+  template <class Scans>
+  WYVERN_DEVICE static bool locate(Scans& k, int scan) {
     auto& b = k.work;
     const auto& p = k.p;
     const Extents& e = p.e;
-    const int scan = find_direction(k);
     const Segment segment =
-        locate_segment<S::VARLEN, S::SEG * S::BT>(scan / Scans::kTilesV / e.HV, e, p.seq_offsets);
+        locate_segment<S::VARLEN, S::BT>(scan / Scans::kTilesV / e.HV, e, p.seq_offsets);
     if (!segment.used) return false;
     const Sequence sequence = locate_sequence<S::VARLEN, Scans::kRows>(
         segment.sequence, e, p.seq_offsets, p.chunk_offsets);
     b.token = segment.token;
-    b.slot = sequence.slot + segment.index * S::SEG;
+    b.slot = sequence.slot + segment.index * k.p.e.SEG;
     b.tokens = segment.tokens;
     b.chunks = ceil_div(segment.tokens, Scans::kRows);
     b.sequence = segment.sequence;
@@ -149,6 +165,18 @@ struct ResumeScans {
     const int scans = block_count() / 2;
     const int scan = Scan::kReverse ? block_index() : block_index() - scans;
     return scan / Scan::kTilesV;
+  }
+};
+
+/// The reverse scans of these alone.
+template <class S>
+struct ReverseResumeScans {
+  static constexpr bool kOutput = true;
+
+  template <class Scans>
+  WYVERN_DEVICE static bool find(Scans& k) {
+    k.reverse = true;
+    return ResumeScans<S>::locate(k, block_index());
   }
 };
 
@@ -170,8 +198,7 @@ struct SegmentMaps {
     const Extents& e = k.p.e;
     const int tile = block_index() % kTiles;
     const int slot = block_index() / kTiles;
-    const Segment segment =
-        locate_segment<S::VARLEN, S::SEG * S::BT>(slot / e.HV, e, k.p.seq_offsets);
+    const Segment segment = locate_segment<S::VARLEN, S::BT>(slot / e.HV, e, k.p.seq_offsets);
     b.first = segment.index == 0;
     b.last = segment.last;
     if (!segment.used || (b.first && b.last && !S::SUMMARY)) return false;

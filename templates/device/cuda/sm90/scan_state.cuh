@@ -136,6 +136,9 @@ struct ScanStateIo<WholeScans<S>> {
 };
 
 template <class S>
+struct ScanStateIo<WholeReverseScans<S>> : ScanStateIo<WholeScans<S>> {};
+
+template <class S>
 struct ScanStateIo<SummaryScans<S>> {
   template <class Scan, class State>
   WYVERN_DEVICE static void load(const Scan& k, State& state) {
@@ -169,6 +172,9 @@ struct ScanStateIo<ResumeScans<S>> {
       if (k.work.recall().first) ScanStateIo<WholeScans<S>>::store(k, state);
   }
 };
+
+template <class S>
+struct ScanStateIo<ReverseResumeScans<S>> : ScanStateIo<ResumeScans<S>> {};
 
 template <class S>
 struct ScanStateIo<SegmentMaps<S>> {

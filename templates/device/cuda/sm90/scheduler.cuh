@@ -153,14 +153,13 @@ struct SegmentMap {
   template <class Kernel>
   WYVERN_DEVICE bool find(Kernel& k) {
     constexpr int kTilesK = S::K / S::BV, kTiles = kTilesK + Kernel::kTilesV;
-    constexpr int kTokens = S::SEG * S::BT;
     auto& b = k.work;
     const auto& p = k.p;
     const Extents& e = p.e;
     const int tile = block_index() % kTiles;
     const int place = block_index() / kTiles;  // of the segment and value head
     const Segment segment =
-        locate_segment<S::VARLEN, kTokens, !S::SUMMARY>(place / e.HV, e, p.seq_offsets);
+        locate_segment<S::VARLEN, S::BT, !S::SUMMARY>(place / e.HV, e, p.seq_offsets);
     if (!segment.used || (segment.last && !S::SUMMARY)) return false;
     b.head = place % e.HV;
     b.key_head = e.key_head(b.head);
@@ -168,7 +167,7 @@ struct SegmentMap {
     b.zero_v = tile < kTilesK;
     b.tile = b.zero_v ? tile : tile - kTilesK;
     b.token = segment.token;
-    const int tokens = S::SUMMARY ? segment.tokens : kTokens;
+    const int tokens = S::SUMMARY ? segment.tokens : segment_tokens<S::BT>(e);
     b.tokens = tokens;
     if constexpr (S::SUMMARY) {
       if (tokens == 0) {
@@ -207,15 +206,15 @@ struct SegmentResume {
   static constexpr bool kCheckpoints = S::CHECKPOINTS, kDivided = S::CHECKPOINT_OFFSETS;
   static constexpr int first_consumer = 0;
 
-  int index;  ///< of the segment in its sequence
+  int before;  ///< tokens of the sequence in front of the segment
 
   template <class Kernel>
   WYVERN_DEVICE bool find(Kernel& k) {
     auto& b = k.work;
     const auto& p = k.p;
     const Extents& e = p.e;
-    const Segment segment = locate_segment<S::VARLEN, S::SEG * S::BT>(
-        block_index() / Kernel::kTilesV / e.HV, e, p.seq_offsets);
+    const Segment segment =
+        locate_segment<S::VARLEN, S::BT>(block_index() / Kernel::kTilesV / e.HV, e, p.seq_offsets);
     if (!segment.used) return false;
     b.tile = block_index() % Kernel::kTilesV;
     b.head = block_index() / Kernel::kTilesV % e.HV;
@@ -231,7 +230,7 @@ struct SegmentResume {
     // There is no overlap. As a constant 0 costs registers.
     b.overlap = opaque(0);
     b.to_end = segment.last;
-    index = segment.index;
+    before = segment.index * segment_tokens<S::BT>(e);
     k.load_head();
     if constexpr (S::STATE_UNIT)
       b.unit = find_unit<S, Kernel::kThreads>(
@@ -240,9 +239,7 @@ struct SegmentResume {
     return true;
   }
 
-  WYVERN_DEVICE uint32 passed(const Work&) const {
-    return static_cast<uint32>(index * (S::SEG * S::BT));
-  }
+  WYVERN_DEVICE uint32 passed(const Work&) const { return static_cast<uint32>(before); }
 };
 
 }  // namespace wyvern::cuda::sm90

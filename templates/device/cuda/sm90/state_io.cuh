@@ -111,7 +111,7 @@ struct StateIo<SegmentResume<S>> {
   WYVERN_DEVICE static void load(const Kernel& k, State& state) {
     const int64 slot = block_index() / Kernel::kTilesV;  // of the segment and value head
     // Never so: in a branch of its own the load takes no registers from the mainloop.
-    if (Kernel::kGathersStates && k.scheduler.index < 0) return;
+    if (Kernel::kGathersStates && k.scheduler.before < 0) return;
     state.template visit<S::V, false>(
         [from = k.p.segment_state + slot * S::K * S::V, factor = 1.0f / unit_of<S>(k.work)](
             int offset, float& x) { x = from[offset] * factor; });
