@@ -62,7 +62,7 @@ std::int64_t known_spill(const std::string& id) {
   static const std::map<std::string, std::int64_t>& known =
       *new std::map<std::string, std::int64_t>{{"bwd_dhu_resume.portable", 128},
                                                {"bwd_dhu_segment.portable", 32},
-                                               {"bwd_dv_local.portable", 24},
+                                               {"bwd_dv_local.portable", 32},
                                                {"delta_forward.hopper", 212},
                                                {"delta_gradient.hopper", 16},
                                                {"delta_resume.hopper", 120},
