@@ -223,6 +223,9 @@ std::vector<CompileRequest> defaults(DeviceKind device) {
   for (const Template& t : all_templates()) {
     if (t.device != device) continue;
     Constants constants = problem_constants();
+    // Some are for problems alone that keep chunks' states.
+    constants.KEEP_STATES =
+        std::ranges::any_of(t.keeps, [](const auto& kept) { return kept.name == "h"; });
     if (std::ranges::any_of(t.tensor_maps,
                             [&](const TensorMapUse& map) { return !map.when.holds(constants); }))
       std::swap(constants.SCALAR_GATE, constants.VECTOR_GATE);

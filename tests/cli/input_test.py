@@ -192,9 +192,9 @@ class Passes(Case):
 
     def test_kept(self):
         self.given(OP, "--pass", "backward", "--disable-recompute")
-        self.rejects("Tinv", "missing", "[B,T,HV,C]")
-        self.tensors["Tinv"] = ("BF16", [3, 6, 4, 32], bytes(3 * 6 * 4 * 32 * 2))
-        self.rejects("Tinv", "[3,6,4,32]", "[3,6,4,64]")
+        self.rejects("h", "missing", "[NT,HV,K,V]")
+        self.tensors["h"] = ("BF16", [3, 4, 32, 16], bytes(3 * 4 * 32 * 16 * 2))
+        self.rejects("h", "[3,4,32,16]", "[3,4,16,32]")
 
     def test_recurrent(self):
         self.given(OP, "--pass", "recurrent", "--state-index", "7")

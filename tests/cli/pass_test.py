@@ -153,23 +153,25 @@ class Backward(PassCase):
 
     def test_kept(self):
         """With --disable-recompute the backward run takes from its input what the forward run wrote."""
-        vector = {"Aqk": [1, 70, 2, 32], "qg": [1, 70, 2, 24], "kg": [1, 70, 2, 24]}
+        square, row = [1, 70, 2, 32], [1, 70, 2, 24]
+        vector = {"Tinv": square, "Aqk": square, "w": row, "qg": row, "kg": row}
         for op in OPERATORS:
             with self.subTest(op):
                 rows = 70 * STEPS.get(op, 1)
-                kept = {"Tinv": [1, rows, 2, 32], "w": [1, rows, 2, 24],
-                        "h": [-(-rows // 32), 2, 24, 16], "v_new": [1, rows, 2, 16]}
+                kept = {"h": [-(-rows // 32), 2, 24, 16], "v_new": [1, rows, 2, 16]}
+                missing = ["h", "missing", "NT,HV,K,V]"]
+                if op in ("kda", "gdn2"):
+                    kept, missing = {**kept, **vector}, ["Tinv", "missing", "T,HV,C]"]
                 steps = Options(op, steps=STEPS.get(op, 1)).flags()
                 options = ("--disable-recompute", "--chunk-size", "32", *steps)
                 tensors = self.write_example(op, "--shape", "T=70,H=1,HV=2,K=24,V=16",
                                              "--pass", "backward", *steps)
                 forward = self.run_pass(op, "forward", *options)
-                wanted = dict(kept, **(vector if op in ("kda", "gdn2") else {}))
                 self.assertEqual({n: e[1] for n, e in forward.items()
-                                  if n not in ("o", "final_state")}, wanted)
+                                  if n not in ("o", "final_state")}, kept)
                 self.refuses("run", op, "--pass", "backward", "--input",
                              self.path("in.safetensors"), "--output", "x", *options,
-                             names=["Tinv", "missing", "T,HV,C]"])
+                             names=missing)
                 write_file(self.path("in.safetensors"), {**forward, **tensors})
                 from_kept = self.run_pass(op, "backward", *options)
                 rebuilt = self.run_pass(op, "backward", "--chunk-size", "32", *steps)

@@ -92,6 +92,8 @@ std::vector<Plan> plans_to_time(const Problem& problem, const Target& target) {
   std::map<std::string, std::size_t> of_kind;
   std::vector<Plan> chosen;
   for (const Priced& one : all) {
+    // Layers of other lengths of segments have the plans that split nothing too.
+    if (std::ranges::find(chosen, one.plan) != chosen.end()) continue;
     const PlanShape shape = shape_of(one.plan);
     std::string kind = fmt::format("{} {}", shape.BT, shape.SEG);
     for (const PlanStep& step : one.plan) kind += " " + step.template_id;

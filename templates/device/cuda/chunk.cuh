@@ -80,13 +80,19 @@ WYVERN_DEVICE float activate_beta(T raw) {
   return (Negative ? 2.0f : 1.0f) / (1.0f + exponential(-beta));
 }
 
-/// beta as it is divided by, which gives its gradient, and as kept values have it, from which a
-/// backward pass divides it: where it is next to nothing it counts as 2^-40, by which its row adds
-/// nothing that shows.
+/// beta as it is divided by, which gives its gradient: where it is next to nothing it counts as
+/// 2^-40, by which its row adds nothing that shows.
 WYVERN_DEVICE float beta_divisor(float beta) {
   constexpr float kLeast = 0x1p-40f;
   const float least = bits_float(float_bits(beta) & 0x80000000U | float_bits(kLeast));
   return beta < kLeast && beta > -kLeast ? least : beta;
+}
+
+/// beta of kernels that find W and U. Where values are kept a backward pass divides them by beta.
+template <class S>
+WYVERN_DEVICE float beta_of_values(Element<S::BETA_DTYPE> raw) {
+  const float beta = activate_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(raw);
+  return S::KEEP_STATES ? beta_divisor(beta) : beta;
 }
 
 }  // namespace wyvern::cuda

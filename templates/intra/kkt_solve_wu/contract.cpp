@@ -18,7 +18,7 @@ Template stage() {
   t.constants = {constant::DTYPE,        constant::U_DTYPE,     constant::STATE_UNIT,
                  constant::BETA_DTYPE,   constant::K,           constant::V,
                  constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
-                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL,  constant::KEEP_STATES};
   t.strided = {"k", "v", "beta"};
   return t;
 }

@@ -41,9 +41,7 @@ WYVERN_KERNEL(kThreads, 0) {
   for (int r = thread_index(); r < BT; r += kThreads) {
     // Past the end beta is 0 and G stays constant, so that A's rows are 0 there.
     const float G_r = SCALAR_GATE ? G[row + smaller(r, chunk.rows - 1) * e.HV] : 0.0f;
-    const float beta_r =
-        r < chunk.rows ? beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)))
-                       : 0.0f;
+    const float beta_r = r < chunk.rows ? beta_of_values<Spec>(*beta_chunk.row(r)) : 0.0f;
     G_tile[r] = G_r;
     beta_tile[r] = beta_r;
     scale_w[r] = beta_r * decay(G_r);

@@ -25,7 +25,7 @@ WYVERN_DEVICE void apply_tile(const DTYPE* Tinv, const TokenRows<const DTYPE>& f
   for (int r = thread_index(); r < BT; r += kThreads) {
     float factor = 0.0f;
     if (r < rows) {
-      factor = beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta.row(r)));
+      factor = beta_of_values<Spec>(*beta.row(r));
       if constexpr (Keys && SCALAR_GATE) factor *= decay(G[r * e.HV]);
       if constexpr (Keys && QK_L2NORM) factor *= k_rstd[r * e.H];
     }

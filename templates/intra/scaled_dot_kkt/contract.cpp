@@ -18,7 +18,7 @@ Template stage() {
   t.covers = {stages::scaled_dot_kkt};
   t.constants = {constant::DTYPE,        constant::BETA_DTYPE,  constant::K,
                  constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
-                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL,  constant::KEEP_STATES};
   t.strided = {"k", "beta"};
   return t;
 }

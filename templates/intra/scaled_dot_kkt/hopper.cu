@@ -46,9 +46,7 @@ WYVERN_KERNEL(kThreads, 0) {
     load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, e.HV, chunk.rows);
     copy_async_commit();
     for (int r = thread_index(); r < BT; r += kThreads)
-      beta_tile[r] = r < chunk.rows
-                         ? beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)))
-                         : 0.0f;
+      beta_tile[r] = r < chunk.rows ? beta_of_values<Spec>(*beta_chunk.row(r)) : 0.0f;
     copy_async_wait<0>();
     sync_block();
 

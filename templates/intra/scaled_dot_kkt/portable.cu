@@ -36,9 +36,7 @@ WYVERN_KERNEL(kThreads, 0) {
     load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * e.H + key, e.H, chunk.rows);
   for (int i = 0; i < num_stages; ++i) load(i);
   for (int r = thread_index(); r < BT; r += kThreads)
-    beta_tile[r] = r < chunk.rows
-                       ? beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)))
-                       : 0.0f;
+    beta_tile[r] = r < chunk.rows ? beta_of_values<Spec>(*beta_chunk.row(r)) : 0.0f;
 
   Strips<BT, num_warps> gram;
   for (int tile = 0; tile < kTiles; ++tile) {
