@@ -97,10 +97,10 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
 /// Where a tensor is in memory.
 struct Range {
   std::uintptr_t begin = 0, end = 0;
-  /// Of a pool with several slots: bytes from one to the next, and of each.
+  /// Of several rows or slots: bytes from one to the next, and of each.
   std::uintptr_t step = 0, width = 0;
 
-  /// Whether a byte is in both. Slots at the same distances may lie between one another.
+  /// Whether a byte is in both. Rows or slots at the same distances may lie between one another.
   bool meets(const Range& other) const {
     if (begin >= other.end || other.begin >= end) return false;
     if (step == 0 || step != other.step) return true;
@@ -124,7 +124,7 @@ Range range_of(const TensorView& tensor, std::uintptr_t bytes, bool strided, int
   const std::uintptr_t step =
       static_cast<std::uintptr_t>(row_stride(tensor, outer_dims, row)) * size;
   range.end = range.begin + static_cast<std::uintptr_t>(rows - 1) * step + width;
-  if (outer_dims == 1) range.step = step, range.width = width;
+  range.step = step, range.width = width;
   return range;
 }
 

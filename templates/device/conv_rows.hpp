@@ -6,13 +6,14 @@
 
 namespace wyvern {
 
-/// Rows of q, k and v as the caller has them, with their strides, or of their gradients; and those
-/// of convolved q, k and v, which are dense.
+/// Rows of q, k and v as the caller has them, or of their gradients, and those of convolved q, k
+/// and v, with their strides.
 template <class Given, class Convolved>
 struct ConvTensors {
   Given *q, *k, *v;
   int64 q_stride, k_stride, v_stride;
   Convolved *q_conv, *k_conv, *v_conv;
+  int64 q_conv_stride, k_conv_stride, v_conv_stride;
 };
 
 /// A channel's elements, a token's row `stride` and `convolved_stride` elements from the next
@@ -32,13 +33,15 @@ ChannelRows<Given, Convolved> rows_of_channel(int64 channel,
                                               const Extents& e) {
   constexpr int64 kSteps = S::STEPS;
   const int64 keys = int64{e.H} * S::K, values = int64{e.HV} * S::V;
-  if (channel < keys) return {of.q + channel, of.q_stride, of.q_conv + channel, keys};
+  if (channel < keys) return {of.q + channel, of.q_stride, of.q_conv + channel, of.q_conv_stride};
   const bool of_key = channel < keys * (1 + kSteps);
   const int64 at = channel - (of_key ? keys : keys * (1 + kSteps));
   const int64 width = of_key ? keys : values, step = kSteps == 1 ? 0 : at / width;
   const int64 row = of_key ? of.k_stride : of.v_stride;
-  return {(of_key ? of.k : of.v) + step * row + (at - step * width), kSteps * row,
-          (of_key ? of.k_conv : of.v_conv) + at, kSteps * width};
+  const int64 convolved_row = of_key ? of.k_conv_stride : of.v_conv_stride;
+  const int64 in_row = at - step * width;
+  return {(of_key ? of.k : of.v) + step * row + in_row, kSteps * row,
+          (of_key ? of.k_conv : of.v_conv) + step * convolved_row + in_row, kSteps * convolved_row};
 }
 
 /// The sequences of a batch, by its tokens. What cu_seqlens holds is not trusted: no row outside

@@ -22,8 +22,7 @@ inline constexpr int kMaxRank = 5;
 /// its rows of tokens may be strided, as in a slice of a projection: each row is contiguous, the
 /// stride between rows is a multiple of 16 bytes below 2^40 and at least a row, and the stride
 /// between sequences of a batch is T row strides. A launch neither reads nor writes memory between
-/// rows. The memory of a tensor that it writes counts from the first byte to the last, so no other
-/// tensor may be between its rows.
+/// rows. Between rows that it writes may be those of tensors with the same stride, no others.
 ///
 /// The slots of a pool of states [slots, HV, ...] may be strided likewise: each slot is contiguous,
 /// the stride between slots is a multiple of 16 bytes below 2^40 and at least a slot.

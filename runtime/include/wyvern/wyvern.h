@@ -382,8 +382,9 @@ typedef struct wyvern_tensor {
                              (version 2), a tensor [B, T, ...] may have rows of tokens at equal
                              distances of a multiple of 16 bytes below 2^40, each row contiguous,
                              sequences of a batch at T distances. A launch neither reads nor writes
-                             between rows, but counts these bytes as memory of a tensor that it
-                             writes. Slots of a pool [slots, ...] may be strided likewise */
+                             between rows; between those that it writes may be rows at the same
+                             distances, no others. Slots of a pool [slots, ...] may be strided
+                             likewise */
   int32_t dtype;          /* a wyvern_dtype */
   int32_t rank;
 } wyvern_tensor;

@@ -6,7 +6,7 @@ Their files are no part of this repository: name a checkout of theirs.
     peer_tests.py --fla flash-linear-attention --swap       # wyvern.ops where they import fla.ops
     peer_tests.py --fla flash-linear-attention --enable     # through wyvern.fla.enable()
     peer_tests.py --flashinfer FOLDER                       # wyvern.flashinfer where they import flashinfer
-    peer_tests.py --vllm FOLDER                             # tests of its CPU kernels, through peers/packages
+    peer_tests.py --vllm FOLDER                             # its kernels' tests, through peers/packages
     peer_tests.py --vllm FOLDER --enable                    # tests of its functions, through wyvern.vllm.enable()
 
 in an environment that has PyTorch, pytest, this package and, for --fla and --enable, the library itself. On
@@ -71,14 +71,17 @@ FILES = {
     "vllm": [
         "tests/kernels/mamba/cpu/test_cpu_gdn_ops.py",
         "tests/kernels/mamba/cpu/test_cpu_kda_ops.py",
+        "tests/kernels/mamba/test_causal_conv1d.py",
     ],
 }
 ENABLED = FILES | {
+    "fla": [*FILES["fla"], "tests/modules/test_conv.py", "tests/modules/test_layernorm_gated.py"],
     "vllm": [
         "tests/kernels/fla/test_fused_recurrent_packed_decode.py",
         "tests/kernels/fla/test_fused_sigmoid_gating_delta_rule.py",
         "tests/kernels/mamba/test_gdn_prefill_flashinfer.py",
         "tests/kernels/mamba/test_gdn_forward_core_split.py",
+        "tests/kernels/mamba/test_gdn_fused_mtp.py",
         "tests/models/glm5next/test_kda_recurrent.py",
         "tests/models/kimi_k3/test_kda.py",
     ],
@@ -149,7 +152,8 @@ def run(options: argparse.Namespace, name: str, rest: list[str]) -> tuple[list[d
             "every": options.every,
             "limit": options.limit,
         }
-        paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
+        (Path(work) / "tests").symlink_to(folder / "tests")  # which some of vLLM's import, without its package
+        paths = [str(HERE), work, os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {
             "WYVERN_PEER_TESTS": json.dumps(settings),
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),

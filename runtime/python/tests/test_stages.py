@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import DEVICES, make, reference_of
 
 from wyvern import ops, stages
@@ -118,6 +119,57 @@ def test_rows_of_length_1(device: str) -> None:
     torch.testing.assert_close(y.double().cpu(), x.double() * wanted[..., None], rtol=1e-5, atol=1e-6)
 
 
+def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((got.double().cpu() - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("D", "W", "packed"), [(96, 4, False), (200, 3, True), (7, 2, True)])
+def test_the_short_convolution(D: int, W: int, packed: bool, kind: torch.dtype, device: str) -> None:
+    """With bias and states and their gradients, of strided rows, also where rows cannot be written side by side."""
+    bounds = BOUNDS.tolist() if packed else None
+    B, T, N = (1, sum(LENGTHS), len(LENGTHS)) if packed else (2, 37, 2)
+    rows, seed = torch.randn(B, T, D + 8).to(kind)[..., 8:], torch.randn(B, T, D).to(kind)
+    given = [rows, torch.randn(D, W).to(kind), torch.randn(D).to(kind), torch.randn(N, D, W - 1).to(kind)]
+    exact = [x.double().requires_grad_() for x in given]
+    x, weight, bias, state = exact
+    pieces = x.split(1) if bounds is None else [x[:, i:j] for i, j in zip(bounds, bounds[1:], strict=False)]
+    before = [torch.cat([state[n : n + 1], pieces[n].transpose(1, 2)], 2) for n in range(N)]
+    # A zero in front, so that conv1d has rows enough of an empty sequence.
+    sums = [F.conv1d(F.pad(row, (1, 0)), weight[:, None], bias, groups=D)[..., 1:] for row in before]
+    wanted = torch.cat([F.silu(one).transpose(1, 2) for one in sums], 1 if packed else 0)
+    wanted.backward(seed.double())
+
+    x, weight, bias, state = (x.to(device) for x in given)
+    cu_seqlens = BOUNDS.to(device) if packed else None
+    y, last = stages.short_conv(x, weight, bias, "swish", state, True, cu_seqlens)
+    dx, dweight, dbias, dstate = stages.short_conv_bwd(x, seed.to(device), weight, bias, "silu", state, cu_seqlens)
+    assert last is not None and dbias is not None and dstate is not None
+    bound = 1e-6 if kind == torch.float32 else 4e-3
+    assert y.dtype == dx.dtype == kind and relative(y, wanted.detach()) < bound
+    assert torch.equal(last.cpu(), torch.cat([row[..., row.shape[2] - W + 1 :] for row in before]).to(kind))
+    for got, of in zip((dx, dweight, dbias, dstate), exact, strict=True):
+        assert of.grad is not None and relative(got, of.grad) < bound
+
+
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+@pytest.mark.parametrize(("shape", "kind"), [((3, 5, 64), torch.float32), ((7, 1200), torch.bfloat16)], ids=str)
+def test_the_gated_norm(shape: tuple[int, ...], kind: torch.dtype, activation: str, device: str) -> None:
+    given = [torch.randn(shape).to(kind), torch.randn(shape).to(kind), torch.randn(shape[-1])]
+    seed = torch.randn(shape).to(kind)
+    exact = [x.double().requires_grad_() for x in given]
+    x, gate, weight = exact
+    wanted = F.rms_norm(x, shape[-1:], weight, 1e-5) * getattr(F, activation)(gate)
+    wanted.backward(seed.double())
+    x, gate, weight = (x.to(device) for x in given)
+    y = stages.output_norm(x, gate, weight, 1e-5, activation)
+    gradients = stages.output_norm_bwd(seed.to(device), x, gate, weight, 1e-5, activation)
+    bound = 1e-6 if kind == torch.float32 else 4e-3
+    assert y.dtype == kind and relative(y, wanted.detach()) < bound
+    for got, of in zip(gradients, exact, strict=True):
+        assert of.grad is not None and relative(got, of.grad) < bound
+
+
 def test_wrong_arguments() -> None:
     k, beta = torch.ones(1, 5, 1, 16), torch.ones(1, 5, 1)
     with pytest.raises(ValueError, match="k has 3 dimensions; it must have 4"):
@@ -134,6 +186,12 @@ def test_wrong_arguments() -> None:
         stages.chunk_local_cumsum(beta, 16, reverse=True)
     with pytest.raises(ValueError, match="eps is 0.1"):
         stages.l2norm_fwd(k, eps=0.1)
+    with pytest.raises(ValueError, match="x has 2 channels; it must have 3 or more"):
+        stages.short_conv(torch.ones(1, 4, 2), torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"dy has shape \[1, 5, 1\]; it must be \[1, 5, 6\], as x"):
+        stages.short_conv_bwd(torch.ones(1, 5, 6), beta, torch.ones(6, 4))
+    with pytest.raises(ValueError, match=r"gate has shape \[1, 5, 1\] and dtype torch.float32; it must be as x"):
+        stages.output_norm(k, beta)
     with pytest.raises(ValueError, match="g is on meta; it must be on the CPU or a CUDA device"):
         stages.chunk_local_cumsum(beta.to("meta"), 16)
 

@@ -19,7 +19,7 @@ Template stage() {
   t.constants = {
       constant::DTYPE,     constant::K,     constant::V,           constant::CONV_WIDTH,
       constant::CONV_SILU, constant::STEPS, constant::CONV_LENGTH, constant::CONV_TOKENS_FIRST};
-  t.strided = {"q", "k", "v", "conv_state"};
+  t.strided = {"q", "k", "v", "q_conv", "k_conv", "v_conv", "conv_state"};
   t.illegal = [](const Spec& s, const Limits&) {
     return std::string(s.CONV_WIDTH == 0 ? "the problem has no short_conv" : "");
   };

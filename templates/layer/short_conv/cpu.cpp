@@ -3,8 +3,9 @@
 #include "device/cpu/conv.hpp"
 
 WYVERN_BLOCK {
-  const ConvTensors<const DTYPE, DTYPE> tensors{q,        k,      v,      q_stride, k_stride,
-                                                v_stride, q_conv, k_conv, v_conv};
+  const ConvTensors<const DTYPE, DTYPE> tensors{
+      q,      k,      v,      q_stride,      k_stride,      v_stride,
+      q_conv, k_conv, v_conv, q_conv_stride, k_conv_stride, v_conv_stride};
   const ConvStates<DTYPE, INDEX_DTYPE> states{
       initial_conv_state, final_conv_state,   conv_state,       conv_state_stride,
       state_index,        output_state_index, has_initial_state};

@@ -32,8 +32,9 @@ WYVERN_DEVICE void write_window(const ConvWindows<DTYPE>& windows, const DTYPE* 
 }
 
 WYVERN_KERNEL(kThreads, kBlocks) {
-  const ConvTensors<const DTYPE, DTYPE> tensors{q,        k,      v,      q_stride, k_stride,
-                                                v_stride, q_conv, k_conv, v_conv};
+  const ConvTensors<const DTYPE, DTYPE> tensors{
+      q,      k,      v,      q_stride,      k_stride,      v_stride,
+      q_conv, k_conv, v_conv, q_conv_stride, k_conv_stride, v_conv_stride};
   const Sequences<Spec, SEQLENS_DTYPE> sequences{cu_seqlens, e.T, e.N};
   const int64 keys = int64{e.H} * K, values = int64{e.HV} * V;
   const int64 channels = keys + STEPS * (keys + values);

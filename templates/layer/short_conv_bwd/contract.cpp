@@ -17,7 +17,7 @@ Template stage() {
   t.covers = {stages::short_conv_bwd};
   t.constants = {constant::DTYPE,      constant::K,         constant::V,
                  constant::CONV_WIDTH, constant::CONV_SILU, constant::STEPS};
-  t.strided = {"q", "k", "v", "dq", "dk", "dv"};
+  t.strided = {"q", "k", "v", "dq_conv", "dk_conv", "dv_conv", "dq", "dk", "dv"};
   t.illegal = [](const Spec& s, const Limits&) {
     return std::string(s.CONV_WIDTH == 0 ? "the problem has no short_conv" : "");
   };

@@ -7,9 +7,11 @@ constexpr int kBefore = CONV_WIDTH - 1;
 
 WYVERN_BLOCK {
   const ConvTensors<const DTYPE, const DTYPE> tensors{
-      q, k, v, q_stride, k_stride, v_stride, dq_conv, dk_conv, dv_conv};
-  const ConvTensors<DTYPE, const DTYPE> gradients{dq,        dk,      dv,      dq_stride, dk_stride,
-                                                  dv_stride, dq_conv, dk_conv, dv_conv};
+      q,       k,       v,       q_stride,       k_stride,       v_stride,
+      dq_conv, dk_conv, dv_conv, dq_conv_stride, dk_conv_stride, dv_conv_stride};
+  const ConvTensors<DTYPE, const DTYPE> gradients{
+      dq,      dk,      dv,      dq_stride,      dk_stride,      dv_stride,
+      dq_conv, dk_conv, dv_conv, dq_conv_stride, dk_conv_stride, dv_conv_stride};
   const Sequences<Spec, SEQLENS_DTYPE> sequences{cu_seqlens, e.T, e.N};
   const int64 keys = int64{e.H} * K, values = int64{e.HV} * V;
   const int64 channels = keys + STEPS * (keys + values);

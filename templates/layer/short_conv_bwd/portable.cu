@@ -92,12 +92,14 @@ WYVERN_KERNEL(kThreads, short_conv_bwd::resident_warps(Spec{}) / num_warps) {
     const auto rows =
         rows_of_channel<Spec>(channel,
                               ConvTensors<const DTYPE, const DTYPE>{
-                                  q, k, v, q_stride, k_stride, v_stride, dq_conv, dk_conv, dv_conv},
+                                  q, k, v, q_stride, k_stride, v_stride, dq_conv, dk_conv, dv_conv,
+                                  dq_conv_stride, dk_conv_stride, dv_conv_stride},
                               e);
     const auto to =
         rows_of_channel<Spec>(channel,
-                              ConvTensors<DTYPE, const DTYPE>{dq, dk, dv, dq_stride, dk_stride,
-                                                              dv_stride, dq_conv, dk_conv, dv_conv},
+                              ConvTensors<DTYPE, const DTYPE>{
+                                  dq, dk, dv, dq_stride, dk_stride, dv_stride, dq_conv, dk_conv,
+                                  dv_conv, dq_conv_stride, dk_conv_stride, dv_conv_stride},
                               e);
     Taps taps = {};
     taps.load_from(conv_weight, conv_bias, channel);

@@ -4,11 +4,11 @@
 #include "device/cpu/conv.hpp"
 
 WYVERN_BLOCK {
-  const ConvTensors<const DTYPE, DTYPE> tensors{q,        k,      v,      q_stride, k_stride,
-                                                v_stride, q_conv, k_conv, v_conv};
   const Sequences<Spec, SEQLENS_DTYPE> sequences{cu_seqlens, e.T, e.N};
   const int64 keys = int64{e.H} * K, values = int64{e.HV} * V;
   const int64 channels = keys + STEPS * (keys + values);
+  const ConvTensors<const DTYPE, DTYPE> tensors{
+      q, k, v, q_stride, k_stride, v_stride, q_conv, k_conv, v_conv, keys, keys, values};
   const int64 n = block[0], begin = sequences.begin(n), end = sequences.begin(n + 1);
   const auto windows = find_step_windows<Spec>(
       n, end - begin, channels, e,

@@ -13,11 +13,11 @@ using Part = Vector<DTYPE, kVector>;
 
 // Left to itself ptxas takes 48 registers on sm_80 for some windows, where 54 are needed.
 WYVERN_KERNEL(kThreads, 1024 / kThreads) {
-  const ConvTensors<const DTYPE, DTYPE> tensors{q,        k,      v,      q_stride, k_stride,
-                                                v_stride, q_conv, k_conv, v_conv};
   const Sequences<Spec, SEQLENS_DTYPE> sequences{cu_seqlens, e.T, e.N};
   const int64 keys = int64{e.H} * K, values = int64{e.HV} * V;
   const int64 channels = keys + STEPS * (keys + values);
+  const ConvTensors<const DTYPE, DTYPE> tensors{
+      q, k, v, q_stride, k_stride, v_stride, q_conv, k_conv, v_conv, keys, keys, values};
   const int64 n = block_row();
   const int64 channel = (int64{block_index()} * kThreads + thread_index()) * kVector;
   if (n >= e.N || channel >= channels) return;

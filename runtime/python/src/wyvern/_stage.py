@@ -14,7 +14,9 @@ from ._arguments import floating, tensor
 from ._extension import extension, library, load
 
 # The numbers of wyvern_dtype, wyvern_access and wyvern_status.
-_DTYPES = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16, 4: torch.int32, 5: torch.int64}
+_DTYPES = {
+    1: torch.float32, 2: torch.float16, 3: torch.bfloat16, 4: torch.int32, 5: torch.int64, 6: torch.bool,
+}  # fmt: skip
 _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 _NAMES = {
     torch.float32: "fp32",
@@ -24,7 +26,10 @@ _NAMES = {
     torch.int64: "int64",
 }
 # What the public functions call tensors of stages.
-_PUBLIC = {"G": "g", "Gk": "gk", "kg": "k", "Tinv": "A", "v_new": "v"}
+_PUBLIC = {
+    "G": "g", "Gk": "gk", "kg": "k", "Tinv": "A", "v_new": "v", "conv_weight": "weight", "conv_bias": "bias",
+    "initial_conv_state": "initial_state", "norm_gate": "gate", "norm_weight": "weight", "o_raw": "x",
+}  # fmt: skip
 _READ = 1
 _BAD_INPUT = 1
 _ALIGNMENT = 16
@@ -93,14 +98,18 @@ class Stage:
             lib.wyvern_device_destroy(opened)
         self._specs = [spec for spec in specs[: count.value] if spec.present]
 
-    def __call__(self, device: torch.device, given: dict[str, Tensor | None]) -> dict[str, Tensor]:
-        used, outputs = {}, {}
+    def __call__(
+        self, device: torch.device, given: dict[str, Tensor | None], into: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        used, outputs = {}, dict(into)
         for spec in self._specs:
             name, shape = spec.name.decode(), tuple(spec.shape[: spec.rank])
             if spec.access == _READ:
                 used[name] = self._ready(name, given.get(name), spec, shape, device)
             else:
-                used[name] = outputs[name] = torch.empty(shape, dtype=_DTYPES[spec.dtype], device=device)
+                if name not in outputs:
+                    outputs[name] = torch.empty(shape, dtype=_DTYPES[spec.dtype], device=device)
+                used[name] = outputs[name]
         tensors = (_Tensor * len(used))()
         for to, (name, x) in zip(tensors, used.items(), strict=True):
             _describe(to, name, x)
@@ -148,11 +157,16 @@ def _describe(to: _Tensor, name: str, x: Tensor) -> None:
 _stages: dict[tuple[object, ...], Stage] = {}
 
 
-def run(name: str, fields: dict[str, object], given: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def run(
+    name: str,
+    fields: dict[str, object],
+    given: dict[str, Tensor | None],
+    into: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """What the stage of that name gives for the problem of these fields, by the names of its tensors.
 
-    Of what is given it takes what it needs. Prepared at the first call, which a CUDA graph must not
-    capture. No gradient is recorded.
+    Of what is given it takes what it needs. into: where it writes, of the outputs that are named there.
+    Prepared at the first call, which a CUDA graph must not capture. No gradient is recorded.
     """
     for key, x in given.items():
         if x is not None:
@@ -172,7 +186,7 @@ def run(name: str, fields: dict[str, object], given: dict[str, Tensor | None]) -
             )
         stage = _stages.setdefault(key, Stage(name, device, fields))
     with torch.no_grad():
-        return stage(device, given)
+        return stage(device, given, into or {})
 
 
 def validate(fields: dict[str, object]) -> None:

@@ -7,9 +7,9 @@
 
 Needs flash-linear-attention (fla-core) 0.6 or later. ``chunk_gated_delta_rule`` and ``chunk_kda`` are reached
 through its backends, where Wyvern's is "wyvern" (switched off by FLA_WYVERN=0); the other functions have no
-backends and are replaced by name in all modules that are imported. So are the short convolution and the
-norms of the library's layers, which PyTorch computes where their tensors are on the CPU: layers run there as
-they are.
+backends and are replaced by name in all modules that are imported. So are the short convolution
+(``causal_conv1d``) and the gated norm (``rms_norm_gated``) of the library's layers, by :mod:`wyvern.stages`. What they
+decline PyTorch computes where tensors are on the CPU: layers run there as they are.
 
 ``GatedDeltaNet``, ``KimiDeltaAttention``, ``DeltaNet``, ``GatedDeltaProduct`` and ``GatedDeltaNet2`` are
 computed by :mod:`wyvern.layers` between their projections: convolution, operator and norm in one call, in
@@ -86,7 +86,7 @@ def enable(layers: bool = True) -> Enabled:
         with wyvern.fla.enable():
             loss = model(tokens).loss
 
-    layers: serve layers as a whole too; False: their operators alone.
+    layers: serve layers as a whole too; False: their operators, convolutions and norms one by one.
 
     Raises:
         ImportError: flash-linear-attention 0.6 or later is not installed.
@@ -121,7 +121,7 @@ def _find() -> Pairs:
             name: getattr(importlib.import_module(module), name) for name, module in _MODULES.items()
         }
         functions = {name: _fla_context.taking_theirs(getattr(ops, name)) for name in _MODULES}
-        others = _fla_modules.pairs(is_enabled) + _fla_context.pairs()
+        others = _fla_modules.pairs(is_enabled, _switch.counts) + _fla_context.pairs()
     except (ImportError, AttributeError) as error:
         raise ImportError(
             "wyvern.fla needs flash-linear-attention 0.6 or later: "

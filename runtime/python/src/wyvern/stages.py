@@ -1,4 +1,5 @@
-"""The stages of the chunked form on their own, by flash-linear-attention's names, arguments and shapes.
+"""The stages of the chunked form on their own, by flash-linear-attention's names, arguments and shapes, and the
+short convolution and the gated norm of a layer, forwards and backwards.
 
 B sequences of T tokens, H heads of q and k, HV heads of v, BT tokens a chunk. With ``cu_seqlens`` B is 1
 and T all tokens. Where a function takes ``g``, that is the log decay summed inside chunks *in base 2*, as
@@ -28,7 +29,7 @@ import math
 from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
 
-from ._arguments import integer, real
+from ._arguments import integer, real, tensor
 from ._stage import FLOATS, INTEGERS, dtype_name, run
 
 __all__ = [
@@ -38,7 +39,11 @@ __all__ = [
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt_fwd",
     "l2norm_fwd",
+    "output_norm",
+    "output_norm_bwd",
     "recompute_w_u_fwd",
+    "short_conv",
+    "short_conv_bwd",
     "solve_tril",
 ]
 
@@ -235,6 +240,156 @@ def l2norm_fwd(
     y = run("l2norm", fields, {"x": rows})["y"]
     rstd = run("l2norm_rstd", fields, {"x": rows})["rstd"]
     return y.view(x.shape).to(output_dtype or x.dtype), rstd.view(x.shape[:-1])
+
+
+def short_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "silu",
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """y [B, T, D], the convolution of each channel of ``x`` [B, T, D] with its W taps, 2 to 4 of them.
+
+        y[t] = act(bias + weight[:, 0] x[t - W + 1] + ... + weight[:, W - 1] x[t])
+
+    weight: [D, W], of x's dtype or float32; bias: [D], as it. activation: "silu" (or "swish"), or None.
+    initial_state: the rows before each sequence [N, D, W - 1], zeros where it is None. Also the final state
+    of that shape, where it is asked for. D must be a product of two numbers, one of them 3 or more, the
+    other at most 256.
+    """
+    fields, given = _convolution(x, weight, bias, activation, initial_state, cu_seqlens)
+    fields["output_conv_state"] = bool(output_final_state)
+    y, made = _run_of_heads("short_conv", fields, given, x, "{}_conv")
+    return y, made.get("final_conv_state")
+
+
+def short_conv_bwd(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = "silu",
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of x, weight and bias (in float32) and initial_state from ``dy``, that of y in ``short_conv``."""
+    fields, given = _convolution(x, weight, bias, activation, initial_state, cu_seqlens)
+    fields["pass"] = "backward"
+    if tensor("dy", dy).shape != x.shape:
+        raise ValueError(f"dy has shape {list(dy.shape)}; it must be {list(x.shape)}, as x")
+    given |= {f"d{name}_conv": part for name, part in _heads(dy).items()}
+    dx, parts = _run_of_heads("short_conv_bwd", fields, given, x, "d{}")
+    sums = run("layer_sum", fields, dict(parts))
+    return dx, sums["dconv_weight"], sums.get("dconv_bias"), parts.get("dinitial_conv_state")
+
+
+def output_norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None = None, eps: float = 1e-6, activation: str = "silu"
+) -> Tensor:
+    """y = act(gate) weight x / sqrt(mean(x^2) + eps) over the last dimension, of x's shape and dtype.
+
+    gate: as x. weight: of that dimension, in float32; None: ones. activation: "silu" (or "swish") or
+    "sigmoid". eps: above 0.
+    """
+    fields, given = _norm(x, gate, weight, eps, activation)
+    return run("output_norm", fields, given)["o"].view(x.shape)
+
+
+def output_norm_bwd(
+    dy: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "silu",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, gate and weight (in float32) from ``dy``, that of y in ``output_norm``."""
+    fields, given = _norm(x, gate, weight, eps, activation)
+    fields["pass"] = "backward"
+    if tensor("dy", dy).shape != x.shape:
+        raise ValueError(f"dy has shape {list(dy.shape)}; it must be {list(x.shape)}, as x")
+    parts = run("output_norm_bwd", fields, given | {"do": dy.reshape(given["o_raw"].shape)})
+    weight_sum = run("layer_sum", fields, dict(parts))["dnorm_weight"]
+    return parts["do_raw"].view(x.shape), parts["dnorm_gate"].view(x.shape), weight_sum
+
+
+_MOST_CHANNELS = 256  # of a head of keys
+
+
+def _heads(x: Tensor) -> dict[str, Tensor]:
+    """Rows [B, T, D] as the stage has them: a head of q, one of k, and those of v, side by side."""
+    D = x.shape[2]
+    sizes = [w for w in range(1, min(D // 3, _MOST_CHANNELS) + 1) if D % w == 0]
+    if not sizes:
+        raise ValueError(f"x has {D} channels; it must have 3 or more")
+    w = max(sizes, key=lambda size: (math.gcd(size, 8), size))  # what a thread loads at once divides a head
+    parts = {"q": x[..., :w], "k": x[..., w : 2 * w], "v": x[..., 2 * w :]}
+    return {name: part.unflatten(2, (-1, w)) for name, part in parts.items()}
+
+
+def _run_of_heads(
+    stage: str, fields: dict[str, object], given: dict[str, Tensor | None], x: Tensor, name: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Its outputs of that name for each of q, k and v, side by side as x, and all of its outputs."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    heads = {name.format(part): rows for part, rows in _heads(y).items()}
+    if all(rows.shape[2:].numel() * y.itemsize % 16 == 0 for rows in heads.values()):
+        return y, run(stage, fields, given, heads)
+    made = run(stage, fields, given)  # rows of a tensor lie 16 bytes or a multiple of it apart
+    return torch.cat([made[part].flatten(2) for part in heads], 2), made
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[dict[str, object], dict[str, Tensor | None]]:
+    """The fields of a problem with such a convolution, and what its stages take."""
+    _rank("x", x, 3)
+    _rank("weight", weight, 2)
+    parts = _heads(x)
+    heads, width = parts["v"].shape[2:]
+    fields, _ = _problem(*x.shape[:2], 1, heads, None, None, K=width, V=width)
+    if cu_seqlens is not None:
+        _boundaries("cu_seqlens", cu_seqlens, x.shape[1])
+        kind = dtype_name("cu_seqlens", cu_seqlens, INTEGERS)
+        fields |= {"packed": True, "N": len(cu_seqlens) - 1, "seqlens_dtype": kind}
+    fields |= _dtype("x", x) | {
+        "short_conv": weight.shape[1],
+        "conv_activation": "none" if activation is None else "silu" if activation == "swish" else activation,
+        "conv_dtype": dtype_name("weight", weight),
+        "has_conv_bias": bias is not None,
+        "initial_conv_state": initial_state is not None,
+    }
+    given = parts | {"conv_weight": weight, "conv_bias": bias, "initial_conv_state": initial_state}
+    return fields, given | {"cu_seqlens": cu_seqlens}
+
+
+def _norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, activation: str
+) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """The fields of a problem with such a norm, and what its stages take."""
+    dtype_name("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has 0 dimensions; it must have 1 or more")
+    if tensor("gate", gate).shape != x.shape or gate.dtype != x.dtype:
+        raise ValueError(
+            f"gate has shape {list(gate.shape)} and dtype {gate.dtype}; it must be as x, {list(x.shape)} and {x.dtype}"
+        )
+    width = x.shape[-1]
+    rows = x.reshape(1, -1, 1, width)
+    fields, _ = _problem(1, rows.shape[1], 1, 1, None, None, V=width)
+    fields |= _dtype("x", x) | {
+        "output_norm": "silu" if activation == "swish" else activation, "norm_eps": real("eps", eps),
+    }  # fmt: skip
+    weight = torch.ones(width, device=x.device) if weight is None else weight
+    return fields, {"o_raw": rows, "norm_gate": gate.reshape(rows.shape), "norm_weight": weight}
 
 
 def _problem(

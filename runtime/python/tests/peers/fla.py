@@ -19,8 +19,8 @@ from wyvern._serving import Counts, exchange
 
 from .adapters import counted
 
-# The operators' own autograd functions; others, of the gates, are no operators.
-_OPERATOR = re.compile(r"(Chunk|FusedRecurrent)\w*Function")
+# The own autograd functions of operators and of the convolution; others, of the gates, are no operators.
+_OPERATOR = re.compile(r"(Chunk|FusedRecurrent|CausalConv1d)\w*Function")
 # References in the library's tests that call operators, backward too; where the library can run those,
 # they stay its own.
 _REFERENCES = ("fla.ops.gated_delta_product.chunk_ref",)
@@ -62,7 +62,7 @@ def start(mode: str, device: str) -> Peer:
         for name in ("fla.utils", "fla.utils.hardware"):
             module = importlib.import_module(name)
             module.device, module.device_torch_lib = "cpu", torch.cpu
-    own = _watch()
+    own = _watch(("fla.modules.causal_conv1d",) if mode == "enable" else ())
     if mode == "enable":
         wyvern.fla.enable()
         return Peer(wyvern.fla.report, own)
@@ -95,10 +95,13 @@ def _refuses_its_backward() -> bool:
     return False
 
 
-def _watch() -> list[str]:
-    """The names of the library's own operators, one for each time that one runs from now on."""
+def _watch(others: tuple[str, ...]) -> list[str]:
+    """The names of the library's own operators, one for each time that one runs from now on.
+
+    others: packages beside those of the operators.
+    """
     ran: list[str] = []
-    packages = tuple(f"{module}." for module in set(wyvern.fla._MODULES.values()))
+    packages = tuple(f"{module}." for module in {*wyvern.fla._MODULES.values(), *others})
     for name, module in list(sys.modules.items()):
         if name.startswith(packages):
             _watch_module(module, ran)

@@ -84,8 +84,8 @@ def tokens(item: pytest.Item) -> int:
         if isinstance(given.get(name), (list, tuple)):
             lengths = given[name]
             return int(sum(lengths) if name == "seq_lens" else lengths[-1])
-    batch = given.get("B", given.get("batch_size", 1))
-    return int(batch * given.get("T", given.get("seq_len", 1)))
+    batch = given.get("B") or given.get("batch_size") or 1
+    return int(batch * (given.get("T") or given.get("seq_len") or 1))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,3 @@
+"""The slot of null sequences."""
+
+NULL_BLOCK_ID = 0
