@@ -14,7 +14,8 @@ row has the median of the slowest rank's times. The device is kept busy until th
 enqueued the call. Errors are the rms of the difference from `alone` over its rms, of o and of the gradient of q.
 
 With `--virtual P` this process is the middle one of P ranks whose other ranks have the same tokens: what it would
-receive is a copy of what it sends, so results are checked, and times are those of a rank without the exchange.
+receive is a copy of what it sends, and times are those of a rank without the exchange. Results are checked by
+gathered summaries: of summaries that go by heads it would have to receive other heads than it sends.
 """
 
 from __future__ import annotations
@@ -72,9 +73,12 @@ def of_fla(row: Row) -> Call:
     return getattr(fla.ops.kda if row.op == "kda" else fla.ops.gated_delta_rule, operator(row))
 
 
-def sides(row: Row, peers: list[str], group: dist.ProcessGroup, device: torch.device) -> dict[str, Call]:
+def sides(
+    row: Row, peers: list[str], group: dist.ProcessGroup, device: torch.device, exchange: str = "auto"
+) -> dict[str, Call]:
     """By name, of this rank's tensors."""
-    wyvern = partial(getattr(ops, operator(row)), cp_context=build_cp_context(group=group))
+    context = build_cp_context(group=group, exchange=exchange)
+    wyvern = partial(getattr(ops, operator(row)), cp_context=context)
     found: dict[str, Call] = {"wyvern": wyvern}
     if "fla" in peers:
         from fla.ops.cp import build_cp_context as of_boundaries
@@ -157,7 +161,11 @@ def measure(
     whole = {name: gather(y) for name, y in leaves.items()}
     whole_do = gather(do)
 
-    problems = {name: Problem(call, leaves, do) for name, call in sides(row, peers, dist.group.WORLD, device).items()}
+    def problems_of(exchange: str) -> dict[str, Problem]:
+        found = sides(row, peers, dist.group.WORLD, device, exchange)
+        return {name: Problem(call, leaves, do) for name, call in found.items()}
+
+    problems = problems_of("auto")
     errors = {}
     reference = None
     if compares:
@@ -165,7 +173,7 @@ def measure(
         reference = alone.step()[:2]
         if virtual:
             reference = [y.narrow(1, rank * shard.T, shard.T) for y in reference]
-    for name, problem in problems.items():
+    for name, problem in (problems_of("gather") if virtual else problems).items():
         found = problem.step()[:2]
         found = found if virtual else [gather(y) for y in found]
         if compares:

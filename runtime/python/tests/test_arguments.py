@@ -25,7 +25,7 @@ def wrong_tensors(name: str, x: torch.Tensor, optional: bool) -> Iterator[Wrong]
         "list": [1.0],
         "text": "no",
         "storage": x.untyped_storage(),
-        "fewer dimensions": x[0, 0],
+        "fewer dimensions": x[(0,) * min(2, x.dim())],
         "int64": x.long(),
         "bool": x.bool(),
         "complex": x.to(torch.complex64),
@@ -159,6 +159,9 @@ def stage_arguments() -> dict[str, dict[str, Any]]:
     q, k, w = torch.randn(1, T, 1, 32), torch.randn(1, T, 1, 32), torch.randn(1, T, 2, 32)
     v, g, beta = torch.randn(1, T, 2, 16), -torch.rand(1, T, 2), torch.rand(1, T, 2)
     A, h = torch.zeros(1, T, 2, CHUNK), torch.zeros(1, 2, 2, 32, 16)
+    x, dy, weight = torch.randn(1, T, 24), torch.randn(1, T, 24), torch.randn(24, 4)
+    conv = {"x": x, "weight": weight, "bias": torch.randn(24), "initial_state": torch.randn(1, 24, 3)}
+    norm = {"x": x, "gate": torch.randn(1, T, 24), "weight": torch.randn(24)}
     size = {"chunk_size": CHUNK}
     return {
         "chunk_local_cumsum": {"g": g} | size,
@@ -168,6 +171,10 @@ def stage_arguments() -> dict[str, dict[str, Any]]:
         "chunk_gated_delta_rule_fwd_h": {"k": k, "w": w, "u": v, "g": g} | size,
         "chunk_fwd_o": {"q": q, "k": k, "v": v, "h": h, "g": g} | size,
         "l2norm_fwd": {"x": q},
+        "short_conv": conv,
+        "short_conv_bwd": conv | {"dy": dy},
+        "output_norm": norm,
+        "output_norm_bwd": norm | {"dy": dy},
     }
 
 
@@ -177,7 +184,7 @@ def test_a_stage(name: str) -> None:
     function(**right)
     tensors = {key: x for key, x in right.items() if isinstance(x, torch.Tensor)}
     calls = list(wrong_calls(function, tensors))
-    if name == "l2norm_fwd":  # of any number of dimensions but none
+    if name in ("l2norm_fwd", "output_norm", "output_norm_bwd"):  # of any number of dimensions but none
         calls = [one for one in calls if one[1] != "fewer dimensions"]
         calls.append(("x", "no dimension", {"x": torch.tensor(1.0)}))
     if "output_dtype" in inspect.signature(function).parameters:

@@ -24,6 +24,7 @@ one before it.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from ._torch import torch  # before what imports it by its own name
@@ -319,15 +320,20 @@ def output_norm_bwd(
 _MOST_CHANNELS = 256  # of a head of keys
 
 
-def _heads(x: Tensor) -> dict[str, Tensor]:
-    """Rows [B, T, D] as the stage has them: a head of q, one of k, and those of v, side by side."""
-    D = x.shape[2]
+@functools.lru_cache
+def _width(D: int) -> int:
+    """The channels of a head, of D in three or more heads."""
     sizes = [w for w in range(1, min(D // 3, _MOST_CHANNELS) + 1) if D % w == 0]
     if not sizes:
         raise ValueError(f"x has {D} channels; it must have 3 or more")
-    w = max(sizes, key=lambda size: (math.gcd(size, 8), size))  # what a thread loads at once divides a head
-    parts = {"q": x[..., :w], "k": x[..., w : 2 * w], "v": x[..., 2 * w :]}
-    return {name: part.unflatten(2, (-1, w)) for name, part in parts.items()}
+    return max(sizes, key=lambda size: (math.gcd(size, 8), size))  # what a thread loads at once divides a head
+
+
+def _heads(x: Tensor) -> dict[str, Tensor]:
+    """Rows [B, T, D] as the stage has them: a head of q, one of k, and those of v, side by side."""
+    w = _width(x.shape[2])
+    heads = x.unflatten(2, (-1, w))
+    return {"q": heads[:, :, :1], "k": heads[:, :, 1:2], "v": heads[:, :, 2:]}
 
 
 def _run_of_heads(
@@ -336,7 +342,7 @@ def _run_of_heads(
     """Its outputs of that name for each of q, k and v, side by side as x, and all of its outputs."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     heads = {name.format(part): rows for part, rows in _heads(y).items()}
-    if all(rows.shape[2:].numel() * y.itemsize % 16 == 0 for rows in heads.values()):
+    if _width(x.shape[2]) * y.itemsize % 16 == 0:
         return y, run(stage, fields, given, heads)
     made = run(stage, fields, given)  # rows of a tensor lie 16 bytes or a multiple of it apart
     return torch.cat([made[part].flatten(2) for part in heads], 2), made
@@ -367,7 +373,7 @@ def _convolution(
         "has_conv_bias": bias is not None,
         "initial_conv_state": initial_state is not None,
     }
-    given = parts | {"conv_weight": weight, "conv_bias": bias, "initial_conv_state": initial_state}
+    given = {"x": x, **parts, "conv_weight": weight, "conv_bias": bias, "initial_conv_state": initial_state}
     return fields, given | {"cu_seqlens": cu_seqlens}
 
 
