@@ -59,7 +59,7 @@ cost::Pace resume_pace(const Spec& s) {
 /// And for its map: with a gate the mean of slow decay and of fast, where most maps are 0.
 cost::Pace map_pace(const Spec& s) {
   if (s.K != 128) return resume_pace(s);
-  if (!s.GATED) return {12, s.BV > kColumns ? 1.7 : 1.05};
+  if (!s.GATED) return {9, s.BV > kColumns ? 1.7 : 1.05};
   return {6, s.BV > kColumns ? 1.05 : 0.8};
 }
 
