@@ -9,7 +9,7 @@
 //   Z  = T (V - a K S)                          S' = exp(G_C) S + K^T (d b Z)
 //   x  = P^T dO + d b (K dS')                   dV = T^T x
 //   dS = exp(G_C) dS' + Q^T (scale a dO) - K^T (a dV)
-// and then, chunk by chunk,
+// where dV / b has all digits however small b is, as dbeta needs, and then, chunk by chunk,
 //   N  = dV Z^T    dbeta = diag(N) / b          M  = -strict(N * D) diag(b)
 //   F  = scale strict(dO Z^T * D) diag(b)       o  = scale b diag(dO Z^T)
 //   dQ = scale a (dO S^T) + F K + o K

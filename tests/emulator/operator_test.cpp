@@ -1373,17 +1373,18 @@ std::vector<OperatorCase> kept_cases() {
     p.V = 192;
     p.use_qk_l2norm = p.initial_state = p.output_final_state = true;
   });
-  // Of single tokens, a third with beta = 0, whose gradient is found by division.
-  add(kClosed, "gated_delta_rule", Gate::typical, {1, 1, 1, 1, 1, 1, 1},
-      [](Problem& p) { p.initial_state = p.output_final_state = true; });
+  // With beta of 0 or next to it, whose gradient is found by division.
+  add(kClosed, "gated_delta_rule", Gate::typical, {1, 1, 1, 1, 1, 1, 1, 200, 65}, [](Problem& p) {
+    p.K = p.V = 128;
+    p.initial_state = p.output_final_state = true;
+  });
   return all;
 }
 
 TEST_P(EmulatedKept, OfAnyForwardPlanServesAnyBackwardPlan) {
   const OperatorCase& one = GetParam();
   OperatorData data = make_data(one.problem, one.gate, 21, one.lengths);
-  HostTensor& beta = data.tensors.at("beta");
-  for (std::int64_t i = 0; one.name == kClosed && i < beta.elements(); i += 3) beta.set(i, 0);
+  if (one.name == kClosed) close_rates(data);
   poison_unread(data);
   Problem forward = data.problem;
   forward.pass = Pass::forward;
@@ -1403,6 +1404,28 @@ TEST_P(EmulatedKept, OfAnyForwardPlanServesAnyBackwardPlan) {
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedKept, ::testing::ValuesIn(kept_cases()),
                          [](const auto& each) { return each.param.name; });
+
+/// The same without kept states, and of kda.
+TEST_F(EmulatedOperator, BackwardOfClosedRates) {
+  for (const auto& [op, id] : {std::pair{"gated_delta_rule", "delta_scans.hopper"},
+                               {"gated_delta_rule", "delta_scans_resume.hopper"},
+                               {"delta_rule", "delta_scans.hopper"},
+                               {"kda", "kda_gradient.hopper"}})
+    for (const bool options : {false, true}) {
+      SCOPED_TRACE(id);
+      Problem p = base({op, Pass::backward}, DType::bf16);
+      p.H = p.HV = 2, p.K = 128, p.V = options ? 64 : 128;
+      p.T = 200;
+      p.initial_state = p.output_final_state = true;
+      p.use_qk_l2norm = p.use_beta_sigmoid = options;
+      OperatorData data = make_data(p, Gate::typical, 22);
+      close_rates(data);
+      Plan plan = plan_with(device(), p, id).value();
+      for (PlanStep& step : plan)
+        if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
+      check(prepare(p, plan), data);
+    }
+}
 
 /// The backward pass of kda, and of gdn2, in three kernels: gates that keep everything, that keep a
 /// little, and that keep nothing.

@@ -107,6 +107,10 @@ OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Len
 /// holds: where decays erase all, bounded gates are steps, and what is finite must stay so.
 std::vector<OperatorData> saturated_gates(Problem problem);
 
+/// Gives tokens in turns a beta of 0, of 2^-30 and of 1e-6 (with use_beta_sigmoid next to those),
+/// two of six tokens, one and one; the others keep theirs.
+void close_rates(OperatorData& data);
+
 /// Inputs of a problem with the norm of o for which o before the norm is very small, of usual size,
 /// and very large: beyond the range of fp16 unless the pass stores o in fp16.
 std::vector<OperatorData> outputs_of_any_size(Problem problem);

@@ -1,11 +1,13 @@
 // Every operator and pass by its default plan against the float64 oracle: shapes, dtypes, gates and
 // options by name, and combinations of them at random. Cases are {Cpu,Gpu}/{OperatorListed,
-// OperatorSaturated,OperatorNorm,OperatorRandom} and Emulated/{OperatorListed,OperatorRandom}.
+// OperatorSaturated,OperatorRates,OperatorNorm,OperatorRandom} and Emulated/{OperatorListed,
+// OperatorRandom}.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/operators/operator.hpp"
 #include "tests/operators/fixture.hpp"
 #include "tests/support/full_suite.hpp"
 
@@ -75,6 +77,35 @@ TEST_P(OperatorSaturated, GatesMatchOracle) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
   for (const DType dtype : {DType::bf16, DType::fp32})
     for (const OperatorData& data : saturated_gates(base(GetParam().which, dtype))) check(data);
+}
+
+/// Where beta is 0, or next to it, the state stays as it is, and beta has a gradient as elsewhere.
+class OperatorRates : public OperatorTest, public ::testing::WithParamInterface<PassCase> {};
+
+TEST_P(OperatorRates, ThatAreClosedMatchOracle) {
+  const OperatorPass which = GetParam().which;
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  for (const DType dtype : {DType::bf16, DType::fp32})
+    for (const bool kept : {false, true})
+      for (const bool sigmoid : {false, true}) {
+        if (kept && which.pass != Pass::backward) continue;
+        Problem p = base(which, dtype);
+        p.K = p.V = 128;
+        if (which.pass != Pass::recurrent) p.T = 200;
+        p.disable_recompute = kept;
+        p.use_beta_sigmoid = sigmoid;
+        p.initial_state = p.output_final_state = true;
+        OperatorData data = make_data(p, Gate::typical, 6);
+        close_rates(data);
+        check(data);
+      }
+}
+
+std::vector<PassCase> rate_cases(DeviceKind kind) {
+  std::vector<PassCase> all;
+  for (const OperatorPass& which : all_passes())
+    if (find_operator(which.op)->facts().beta) all.push_back({kind, which});
+  return all;
 }
 
 class OperatorNorm : public OperatorTest, public ::testing::WithParamInterface<PassCase> {};
@@ -189,6 +220,8 @@ INSTANTIATE_TEST_SUITE_P(Emulated, OperatorListed, ValuesIn(emulated_listed()), 
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSaturated, ValuesIn(saturated_cases(DeviceKind::cpu)), kPass);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSaturated, ValuesIn(saturated_cases(DeviceKind::cuda)),
                          kPass);
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorRates, ValuesIn(rate_cases(DeviceKind::cpu)), kPass);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorRates, ValuesIn(rate_cases(DeviceKind::cuda)), kPass);
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorNorm, ValuesIn(norm_cases(DeviceKind::cpu)), kPass);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorNorm, ValuesIn(norm_cases(DeviceKind::cuda)), kPass);
 const auto kQuantized = [](const auto& each) { return name_of(std::get<1>(each.param)); };

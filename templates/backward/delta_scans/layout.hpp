@@ -32,10 +32,11 @@ struct HopperLayout {
   cuda::sm90::InverseLayout inversion;        ///< of the first prep warpgroup, or slot
   int inversion_bytes;                        ///< from one to the next
   /// Factors of a chunk's rows, of the first stage. G: running sum of gates in base 2. key: of k_s
-  /// as a column of A and P, beta included. left: the same decayed up to rows 15, 31 and 47 (16 +
-  /// 32 + 48 of them). row: of k_r as a row of A; query: of q_r as a row of P. enter: -a_r; leave:
-  /// d_r b_r; output: scale a_r.
-  cuda::ArrayPlace G, key, row, query, enter, leave, output, left;
+  /// as a column of A and P. left: the same decayed up to rows 15, 31 and 47 (16 + 32 + 48 of
+  /// them). row: of k_r as a row of A; query: of q_r as a row of P. enter: -a_r; leave: d_r;
+  /// output: scale a_r. The forward scan has beta in key and leave, the reverse one in row, enter
+  /// and rate.
+  cuda::ArrayPlace G, key, row, query, enter, leave, output, rate, left;
   cuda::ArrayPlace decay;  ///< of the whole chunk, one a stage
   cuda::ArrayPlace block;  ///< a copy of the `Block`, for warps with few registers
   /// Full and empty barriers. k and q, their factors, v or do, and the last chunk's rows: one a
@@ -68,7 +69,7 @@ struct HopperLayout {
     inversion_bytes = at.bytes - before;
     at.bytes += inversion_bytes;  // a second slot, or the second prep warpgroup's
     const int first = at.bytes;
-    for (cuda::ArrayPlace* place : {&G, &key, &row, &query, &enter, &leave, &output})
+    for (cuda::ArrayPlace* place : {&G, &key, &row, &query, &enter, &leave, &output, &rate})
       *place = at.array(kRows);
     left = at.array(16 + 32 + 48);
     factors = (at.bytes - first) / 4;

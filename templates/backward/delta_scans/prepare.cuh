@@ -42,7 +42,8 @@ template <bool Reverse>
 struct Block : sm90::ScanSteps<kRows, Reverse> {
   // For ScalarPrepare.
   static constexpr auto kLayout = ::kLayout;
-  static constexpr bool kQueries = Reverse, kScaledColumns = true;
+  static constexpr bool kQueries = Reverse, kScaledRows = Reverse || QK_L2NORM,
+                        kScaledColumns = !Reverse || QK_L2NORM;
 
   using sm90::ScanWork::shared;
 
@@ -78,7 +79,7 @@ struct Block : sm90::ScanSteps<kRows, Reverse> {
   /// Multiplies the norm scale of a key into the factors of its row.
   WYVERN_DEVICE void scale_key(int stage, int row, float scale) const {
     factors<kLayout.key>(stage)[row] *= scale;
-    factors<kLayout.row>(stage)[row] = scale;
+    factors<kLayout.row>(stage)[row] *= scale;
     factors<kLayout.enter>(stage)[row] *= scale;
     factors<kLayout.leave>(stage)[row] *= scale;
   }
@@ -145,6 +146,8 @@ using Prepare = sm90::ScalarPrepare<Spec, B>;
 using Square = sm90::Accumulator<kRows>;
 
 /// Computes the factors of a chunk's rows from `next`, and loads the next chunk's raw rows there.
+/// beta is on the columns of A, whose inverse is in fp16: a column of next to nothing is 0 there.
+/// Z needs no more of it, but dV / beta does. So in reverse beta is on the rows.
 template <class B>
 WYVERN_DEVICE void make_factors(const B& b, int step, const Position& at,
                                 typename Prepare<B>::RawRows& next, float scale,
@@ -163,15 +166,17 @@ WYVERN_DEVICE void make_factors(const B& b, int step, const Position& at,
     const float G = half == 0 ? sums.row[0] : sums.row[1];
     const float reached = exp2_fast(G);
     b.template factors<kLayout.G>(at.buffer)[row] = G;
-    b.template factors<kLayout.key>(at.buffer)[row] = rate;
-    b.template factors<kLayout.row>(at.buffer)[row] = 1.0f;
-    b.template factors<kLayout.enter>(at.buffer)[row] = -reached;
-    b.template factors<kLayout.leave>(at.buffer)[row] = rate * exp2_fast(sums.last - G);
+    const float of_column = B::kReverse ? 1.0f : rate, of_row = B::kReverse ? rate : 1.0f;
+    b.template factors<kLayout.key>(at.buffer)[row] = of_column;
+    b.template factors<kLayout.row>(at.buffer)[row] = of_row;
+    b.template factors<kLayout.enter>(at.buffer)[row] = -reached * of_row;
+    b.template factors<kLayout.leave>(at.buffer)[row] = of_column * exp2_fast(sums.last - G);
     if constexpr (B::kReverse) {
+      b.template factors<kLayout.rate>(at.buffer)[row] = rate;
       b.template factors<kLayout.query>(at.buffer)[row] = scale;
       b.template factors<kLayout.output>(at.buffer)[row] = scale * reached;
     }
-    Prepare<B>{b}.store_left(at.buffer, row, G, sums, rate);
+    Prepare<B>{b}.store_left(at.buffer, row, G, sums, of_column);
     if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = exp2_fast(sums.last);
   }
   sm90::barrier_arrive(b.template barrier<kLayout.factors_full>(at.buffer));

@@ -151,7 +151,7 @@ struct ChunkStates<false> : Consumer<false> {
   }
 };
 
-// ---- reverse: dS', and dV = T^T (P^T dO + d b (K dS')) ------------------------------------------
+// ---- reverse: dS', and dV = b T^T (P^T dO + d (K dS')) with beta on the rows of A ---------------
 
 template <>
 struct ChunkStates<true> : Consumer<true> {
@@ -191,7 +191,7 @@ struct ChunkStates<true> : Consumer<true> {
 #pragma unroll 1
     for (int step = 0; step < b.chunks; ++step) {
       multiply_keys<true>(at, step, p, [] {});
-      multiply_add(x, own, b.factors<kLayout.leave>(at.buffer));  // own + d b x
+      multiply_add(x, own, b.factors<kLayout.leave>(at.buffer));  // own + d x
       RowFragment u(x);
       sm90::start_product(x, u, sm90::columns_of(b.inverse(step)), true);
       RowFragment gradients;
@@ -199,12 +199,16 @@ struct ChunkStates<true> : Consumer<true> {
       sm90::end_products<0>(x, u);
       RowFragment update;
       pack_scaled(update, x, b.factors<kLayout.enter>(at.buffer));
-      if constexpr (kOutput) stage_rows(x);
       sm90::begin_products(state);
       sm90::multiply(state, gradients, sm90::columns_of(b.queries(at.buffer)), true);
       sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
       sm90::wgmma_commit();
-      if constexpr (kOutput) send_rows(step, p);
+      if constexpr (kOutput) {
+        RowFragment rows;
+        pack_scaled(rows, x, b.factors<kLayout.rate>(at.buffer));
+        stage_rows(rows);
+        send_rows(step, p);
+      }
       sm90::barrier_arrive(b.barrier<kLayout.inverse_empty>(step % kSlots));
       const Position before = at;
       at.advance();

@@ -80,13 +80,15 @@ WYVERN_DEVICE float activate_beta(T raw) {
   return (Negative ? 2.0f : 1.0f) / (1.0f + exponential(-beta));
 }
 
+/// x, or where its magnitude is less than `least` that with the sign of x.
+WYVERN_DEVICE float away_from_zero(float x, float least) {
+  const float other = bits_float(float_bits(x) & 0x80000000U | float_bits(least));
+  return x < least && x > -least ? other : x;
+}
+
 /// beta as it is divided by, which gives its gradient: where it is next to nothing it counts as
 /// 2^-40, by which its row adds nothing that shows.
-WYVERN_DEVICE float beta_divisor(float beta) {
-  constexpr float kLeast = 0x1p-40f;
-  const float least = bits_float(float_bits(beta) & 0x80000000U | float_bits(kLeast));
-  return beta < kLeast && beta > -kLeast ? least : beta;
-}
+WYVERN_DEVICE float beta_divisor(float beta) { return away_from_zero(beta, 0x1p-40f); }
 
 /// beta of kernels that find W and U. Where values are kept a backward pass divides them by beta.
 template <class S>

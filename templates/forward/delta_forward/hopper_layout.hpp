@@ -33,9 +33,10 @@ struct HopperLayout {
   cuda::sm90::InverseLayout inversion;  ///< of the first prep warpgroup, or chunk
   int inversion_bytes;                  ///< from one to the next
   /// Factors of rows, the first stage. G: the running sum of gates in base 2; key, query: of k_r
-  /// and q_r; row: of k_r as it is written; beta; erase: of S k_r in u_r; update_factor: of V'_r in
-  /// the state's update; output_factor: of S q_r in o_r; left: of k_s for rows from 16, 32 and 48
-  /// on, decayed up to there (16 + 32 + 48 numbers).
+  /// and q_r; row: of k_r as it is written; beta: of v_r, and erase of S k_r, in u_r;
+  /// update_factor: of V'_r in the state's update; output_factor: of S q_r in o_r; left: of k_s for
+  /// rows from 16, 32 and 48 on, decayed up to there (16 + 32 + 48 numbers). Where V' is kept, beta
+  /// is of Z_r in V'_r, and the other factors are those of Z.
   cuda::ArrayPlace G, key, query, row, beta, erase, update_factor, output_factor, left;
   cuda::ArrayPlace decay;  ///< of the whole chunk, one a stage
   /// The largest update_factor of the first 32 rows and of the others, two a stage.

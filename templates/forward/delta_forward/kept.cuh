@@ -29,7 +29,7 @@ struct KeptOutput : PlainOutput {
     sm90::bulk_commit();
   }
 
-  /// While products of V' are under way. Each lane writes what it has read of v.
+  /// While products of Z are under way. Each lane writes what it has read of v.
   WYVERN_DEVICE void keep_values(const Block& block, int consumer, const ValueFragment& x,
                                  int buffer, int chunk) const {
     const Block b = recalled(block);

@@ -18,7 +18,6 @@ using ValueFragment = sm90::FragmentA<DTYPE, kRows>;
 /// An output beside which nothing of chunks is written.
 struct NothingKept {
   WYVERN_DEVICE void keep_state(const Block&, int, const StateFragment&, int) const {}
-  WYVERN_DEVICE void keep_values(const Block&, int, const ValueFragment&, int, int) const {}
   WYVERN_DEVICE void wait_values() const {}
 };
 

@@ -59,7 +59,8 @@ constexpr float kRoom = 0x1p-8f;
 struct Block : sm90::Work {
   // For ScalarPrepare.
   static constexpr auto kLayout = ::kLayout;
-  static constexpr bool kQueries = ::kQueries, kScaledColumns = QK_L2NORM;
+  static constexpr bool kQueries = ::kQueries, kScaledRows = QK_L2NORM || !kKeeps,
+                        kScaledColumns = QK_L2NORM || kKeeps;
 
   WYVERN_DEVICE KeyTile keys(int buffer) const {
     return {shared + kLayout.k.offset + buffer * kLayout.tiles};
@@ -96,7 +97,8 @@ struct Block : sm90::Work {
 
   /// Multiplies the norm scale of a key into the factors of its row; by whole warps.
   WYVERN_DEVICE void scale_key(int buffer, int row, float scale) const {
-    factors<kLayout.key>(buffer)[row] = scale;
+    float& key = factors<kLayout.key>(buffer)[row];
+    key = kKeeps ? key * scale : scale;
     factors<kLayout.row>(buffer)[row] *= scale;
     factors<kLayout.erase>(buffer)[row] *= scale;
     factors<kLayout.update_factor>(buffer)[row] *= scale;
@@ -180,7 +182,9 @@ WYVERN_DEVICE float rate_of(BETA_DTYPE raw) {
 /// Computes the factors of a chunk's rows from `next`, and loads the next chunk's raw rows there.
 /// `owed` is log2 of the decay that the state owes before the chunk, and then after it. Where a
 /// checkpoint divides the chunk, `decay` and the update of the rows in front of it go up to it.
-/// `checkpoints` counts tokens from the block's first.
+/// `checkpoints` counts tokens from the block's first. Where V' is kept beta is on the columns of A
+/// and of the scores, and V' = beta Z: of rows of A whose beta is next to nothing the inverse, in
+/// fp16, keeps nothing, and a backward pass divides V' by beta.
 template <class Checkpoints>
 WYVERN_DEVICE void make_factors(const Block& b, int chunk, const Position& at,
                                 Prepare::RawRows& next, float& owed, float scale,
@@ -229,16 +233,19 @@ WYVERN_DEVICE void make_factors(const Block& b, int chunk, const Position& at,
     const float G = half == 0 ? sums.row[0] : sums.row[1];
     const float reached = exp2_fast(before + G);
     b.factors<kLayout.G>(at.buffer)[row] = G;
-    b.factors<kLayout.row>(at.buffer)[row] = rate;
+    const float of_column = kKeeps ? rate : 1.0f, of_row = kKeeps ? 1.0f : rate;
+    b.factors<kLayout.row>(at.buffer)[row] = of_row;
+    if constexpr (kKeeps) b.factors<kLayout.key>(at.buffer)[row] = of_column;
     if constexpr (kQueries) {
       b.factors<kLayout.query>(at.buffer)[row] = scale;
       b.factors<kLayout.output_factor>(at.buffer)[row] = scale * reached;
     }
-    b.factors<kLayout.beta>(at.buffer)[row] = rate / unit;
-    b.factors<kLayout.erase>(at.buffer)[row] = -rate * reached;
+    b.factors<kLayout.beta>(at.buffer)[row] = kKeeps ? rate : rate / unit;
+    b.factors<kLayout.erase>(at.buffer)[row] = -of_row * reached;
     const float end = row < divided ? at_front : sums.last;
-    b.factors<kLayout.update_factor>(at.buffer)[row] = exp2_fast((owes ? -before : end) - G);
-    Prepare{b}.store_left(at.buffer, row, G, sums, 1.0f);
+    b.factors<kLayout.update_factor>(at.buffer)[row] =
+        of_column * exp2_fast((owes ? -before : end) - G);
+    Prepare{b}.store_left(at.buffer, row, G, sums, of_column);
     if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = decay;
   }
   sm90::barrier_arrive(b.barrier<kLayout.factors_full>(at.buffer));

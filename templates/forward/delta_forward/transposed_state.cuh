@@ -19,7 +19,7 @@ struct RowFactors {
   WYVERN_DEVICE float of(int i) const { return x[i / 4].at[i % 2]; }
 };
 
-/// The operands of u = beta v - beta exp(G) k S, for 16 tokens.
+/// The operands of u = beta v - beta exp(G) k S, for 16 tokens; without beta where V' is kept.
 struct Residual {
   uint32 values[4];
   Float2 beta[2], erase[2];
@@ -32,7 +32,10 @@ struct Residual {
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      beta[i] = load<2>(b.factors<kLayout.beta>(buffer) + Columns::col(8 * j + 4 * i));
+      if constexpr (kKeeps)
+        beta[i].at[0] = beta[i].at[1] = 1.0f / sm90::unit_of<Spec>(b);
+      else
+        beta[i] = load<2>(b.factors<kLayout.beta>(buffer) + Columns::col(8 * j + 4 * i));
       erase[i] = load<2>(b.factors<kLayout.erase>(buffer) + Columns::col(8 * j + 4 * i));
     }
   }
@@ -190,7 +193,12 @@ struct TransposedState {
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) y.x[i] *= factor.of(i);
     sm90::start_product(y, values, sm90::rows_of(b.scores(chunk)), true);
-    output.keep_values(b, consumer, values, at.buffer, chunk);
+    if constexpr (kKeeps) {
+      const RowFactors rate(b.factors<kLayout.beta>(at.buffer));
+#pragma unroll
+      for (int i = 0; i < Columns::kCount; ++i) x.x[i] *= rate.of(i);
+      output.keep_values(b, consumer, ValueFragment(x), at.buffer, chunk);
+    }
     sm90::end_products<1>(state, update);
     restore(at);
     if constexpr (kCheckpoints)

@@ -83,7 +83,8 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   const auto tile = b.tile_of<kLayout.scores>();
   make_scores(slice, KeyScores{b, solve.x}, TiledScores{tile, b.floats<kLayout.beta>(), e.scale});
   const auto inverted = b.tile_of<kLayout.inverse>();
-  invert(slice, solve, inverted, inverted);
+  invert(slice, solve, inverted,
+         sm90::ScaledColumns<SquareTile>{inverted, b.floats<kLayout.rest>()});
   if (QK_L2NORM && slice.part > 0) {
     const int i = slice.other_thread();
     const int row = i % kChunk;

@@ -10,6 +10,19 @@ constexpr int kFirstOfRows = 5;
 
 // ---- factors and decayed rows -------------------------------------------------------------------
 
+/// beta of a row. In the backward pass it is on columns of A, whose inverse is in fp16, and dV is
+/// divided by it: a column of next to nothing must keep its digits. So beta counts as at least
+/// 2^-14 in A, and columns of the inverse get the rest of their factor as they are written. A row
+/// that adds less adds nothing that shows, so that other columns do not change.
+WYVERN_DEVICE void store_rate(const Block& b, int row, float beta) {
+  b.floats<kLayout.beta>()[row] = beta;
+  if constexpr (kBackward) {
+    const float solved = away_from_zero(beta, 0x1p-14f);
+    b.floats<kLayout.solved>()[row] = solved;
+    b.floats<kLayout.rest>()[row] = beta / solved;
+  }
+}
+
 /// What the chunk's tokens and channels have of their own, and its head; beta(row) is that of a row
 /// that is used. Other warps read those of tokens than those of channels, and all is asked for
 /// before anything waits.
@@ -24,7 +37,7 @@ WYVERN_DEVICE GateForm read_factors(const Block& b, const Extents& e, const floa
   if (thread < K)
     b.floats<kLayout.bias>()[thread] = HAS_DT_BIAS ? form.bias(shift) : 0.0f;
   else if (row >= 0)
-    b.floats<kLayout.beta>()[row] = row < b.chunk.rows ? beta(row) : 0.0f;
+    store_rate(b, row, row < b.chunk.rows ? beta(row) : 0.0f);
   return form;
 }
 
@@ -90,12 +103,14 @@ WYVERN_DEVICE sm90::BlockSum product(const LeftRows& left, const KeyTile& right,
 /// Where scores of keys go: -A of the chunk, by which the inverse begins. Beta is of its rows, for
 /// the backward pass of its columns.
 struct KeyScores {
+  static constexpr ArrayPlace kRates = kBackward ? kLayout.solved : kLayout.beta;
+
   const Block& b;
   SolveTile solve;
 
   WYVERN_DEVICE void put(sm90::BlockSum sum, int row, int col) const {
     const int lane = lane_index();
-    const float* const beta = b.floats<kLayout.beta>();
+    const float* const beta = b.floats<kRates>();
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -106,7 +121,7 @@ struct KeyScores {
   }
   /// A block on the diagonal, from the layout of Scores.
   WYVERN_DEVICE void put_diagonal(const Scores& sum, int first) const {
-    const float* const beta = b.floats<kLayout.beta>() + first;
+    const float* const beta = b.floats<kRates>() + first;
     fp16* const to = solve.at(first + Scores::row(0), first + Scores::col(0, 0));
     sum.for_elements([&](int r, int s, int i, int j, float x) {
       to[i * 8 * solve.kStride + j] =

@@ -35,6 +35,8 @@ struct HopperLayout {
   cuda::sm90::InverseLayout solve;   ///< where those were
   cuda::ArrayPlace squares;          ///< of rows of q, then of k: a warp's part of channels
   cuda::ArrayPlace beta, bias;
+  /// Only backward: beta as a factor of A, and what columns of the inverse lack of beta.
+  cuda::ArrayPlace solved, rest;
   cuda::sm90::BarrierPlace loaded;  ///< q, k and gates; v
   int bytes;
 
@@ -69,6 +71,10 @@ struct HopperLayout {
     squares = at.array(s.num_warps / kSlices * 2 * kChunk);
     beta = at.array(kChunk);
     bias = at.array(s.K);
+    if (values == 0) {
+      solved = at.array(kChunk);
+      rest = at.array(kChunk);
+    }
     loaded = cuda::sm90::barriers(at, 2);
     bytes = at.bytes;
   }

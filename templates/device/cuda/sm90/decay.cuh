@@ -203,10 +203,12 @@ WYVERN_DEVICE void store_lower(const LowerRows& x, const SquareTile& to, int war
 WYVERN_DEVICE void store_negated(const LowerRows& x, const Tile<fp16, kChunkRows, kChunkRows>& to,
                                  int warp) {
   const int first = opaque(16 * warp);
+  // One address and constants from it: registers are few.
+  fp16* const rows = to.at(first + lane_index() % 16, lane_index() / 16 * 8);
 #pragma unroll
   for (int s = 0; s < 3; ++s)
-    if (s < warp) share_block(negated(x.left[s]), to, first, 16 * s);
-  share_block(negated(x.diagonal), to, first, first);
+    if (s < warp) store_matrix_x4(rows + 16 * s, negated(x.left[s]).r);
+  store_matrix_x4(rows + first, negated(x.diagonal).r);
 }
 
 }  // namespace wyvern::cuda::sm90

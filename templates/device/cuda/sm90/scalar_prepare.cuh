@@ -22,7 +22,7 @@ WYVERN_DEVICE uint32 parity_of(int step) {
 ///   scale_key(stage, row, scale), scale_query(...)      multiply a norm scale into factors
 ///   kLayout                                             places of factors and barriers
 ///   kQueries                                            whether there are scores
-///   kScaledColumns                                      whether columns of A have factors
+///   kScaledRows, kScaledColumns                         whether rows, columns of A have factors
 /// Factors: G is the running sum of gates in base 2, row and query are those of rows of A and of
 /// the scores, key those of their columns, left the same decayed up to rows 15, 31 and 47.
 template <class S, class B>
@@ -282,12 +282,13 @@ struct ScalarPrepare {
 
   /// The factors of this thread's two rows of A and of the scores.
   struct RowFactors {
-    float key[2], query[2] = {};
+    float key[2] = {1.0f, 1.0f}, query[2] = {};
 
     WYVERN_DEVICE RowFactors(const ScalarPrepare& prepare, int stage) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        key[i] = prepare.template factors<kAt.row>(stage)[Square::row(2 * i)];
+        if constexpr (B::kScaledRows)
+          key[i] = prepare.template factors<kAt.row>(stage)[Square::row(2 * i)];
         if constexpr (kQueries)
           query[i] = prepare.template factors<kAt.query>(stage)[Square::row(2 * i)];
       }
