@@ -93,6 +93,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TooLong(f"more than {settings.limit:g} s")
 
+    torch.set_default_device(None)  # whatever the test before has left
     previous = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, settings.limit)
     try:
