@@ -26,8 +26,8 @@ inline Template portable(Template t) {
   };
   t.redundant = [](const Spec&) { return false; };
   t.fallback = [](Spec& s, const Limits& limits) {
-    // A segment takes 2.05 us with 16 columns and 3.2 with 32 (one H200, 2026-11-28, K = V = 128), so
-    // that one wave of wide blocks beats two of narrow ones.
+    // A segment takes 2.05 us with 16 columns and 3.2 with 32 (one H200, 2026-11-28, K = V = 128),
+    // so that one wave of wide blocks beats two of narrow ones.
     s.BV = s.HV * cuda::ceil_div(s.V, 16) > std::max(limits.multiprocessors, 132) ? 32 : 16;
     // All rows of a state at once, or the 128 that eight warps hold.
     s.num_warps = s.K > 64 ? 8 : s.K > 32 ? 4 : 2;
