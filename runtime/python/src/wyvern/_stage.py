@@ -26,11 +26,7 @@ _NAMES = {
     torch.int64: "int64",
 }
 # What the public functions call tensors of stages.
-_PUBLIC = {
-    "G": "g", "Gk": "gk", "kg": "k", "Tinv": "A", "v_new": "v", "conv_weight": "weight", "conv_bias": "bias",
-    "initial_conv_state": "initial_state", "norm_gate": "gate", "norm_weight": "weight", "o_raw": "x", "do": "dy",
-    "dq_conv": "dy", "dk_conv": "dy", "dv_conv": "dy",
-}  # fmt: skip
+PUBLIC = {"G": "g", "Gk": "gk", "kg": "k", "Tinv": "A", "v_new": "v"}
 _READ = 1
 _BAD_INPUT = 1
 _ALIGNMENT = 16
@@ -105,7 +101,11 @@ class Stage:
         self._known: dict[tuple[object, ...], ctypes.Array[_Tensor]] = {}
 
     def __call__(
-        self, device: torch.device, given: dict[str, Tensor | None], into: dict[str, Tensor]
+        self,
+        device: torch.device,
+        given: dict[str, Tensor | None],
+        into: dict[str, Tensor],
+        public: dict[str, str],
     ) -> dict[str, Tensor]:
         outputs = dict(into)
         used = []
@@ -124,7 +124,7 @@ class Stage:
         else:
             tensors = (_Tensor * len(used))()
             ready = [
-                self._ready(name, x, spec, shape, device) if spec.access == _READ else x
+                self._ready(name, public.get(name, name), x, spec, shape, device) if spec.access == _READ else x
                 for (spec, name, shape), x in zip(self._specs, used, strict=True)
             ]
             for to, (_, name, _), x in zip(tensors, self._specs, ready, strict=True):
@@ -140,10 +140,10 @@ class Stage:
         return outputs
 
     def _ready(
-        self, name: str, x: Tensor | None, spec: _Spec, shape: tuple[int, ...], device: torch.device
+        self, name: str, public: str, x: Tensor | None, spec: _Spec, shape: tuple[int, ...], device: torch.device
     ) -> Tensor:
         """The tensor as the library takes it; a copy where it does not take it as it is."""
-        dtype, public = _DTYPES[spec.dtype], _PUBLIC.get(name, name)
+        dtype = _DTYPES[spec.dtype]
         if x is None:
             raise ValueError(f"{public} is missing; it must be {dtype} {list(shape)}")
         if x.device != device:
@@ -188,18 +188,19 @@ def run(
     fields: dict[str, object],
     given: dict[str, Tensor | None],
     into: dict[str, Tensor] | None = None,
+    public: dict[str, str] = PUBLIC,
 ) -> dict[str, Tensor]:
     """What the stage of that name gives for the problem of these fields, by the names of its tensors.
 
     Of what is given it takes what it needs. into: where it writes, of the outputs that are named there.
-    Prepared at the first call, which a CUDA graph must not capture. No gradient is recorded.
+    public: what errors call tensors, where that is not their name. Prepared at the first call, which a CUDA graph must not capture. No gradient is recorded.
     """
     for key, x in given.items():
         if x is not None:
-            tensor(_PUBLIC.get(key, key), x)
+            tensor(public.get(key, key), x)
     first, device = next((first, x.device) for first, x in given.items() if x is not None)
     if device.type not in ("cpu", "cuda"):
-        first = _PUBLIC.get(first, first)
+        first = public.get(first, first)
         raise ValueError(f"{first} is on {device}; it must be on the CPU or a CUDA device")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -212,7 +213,7 @@ def run(
             )
         stage = _stages.setdefault(key, Stage(name, device, fields))
     with torch.no_grad():
-        return stage(device, given, into or {})
+        return stage(device, given, into or {}, public)
 
 
 def validate(fields: dict[str, object]) -> None:

@@ -31,7 +31,7 @@ from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
 
 from ._arguments import integer, real, tensor
-from ._stage import FLOATS, INTEGERS, dtype_name, run
+from ._stage import FLOATS, INTEGERS, PUBLIC, dtype_name, run
 
 __all__ = [
     "RCP_LN2",
@@ -296,7 +296,7 @@ def output_norm(
     "sigmoid". eps: above 0.
     """
     fields, given = _norm(x, gate, weight, eps, activation)
-    return run("output_norm", fields, given)["o"].view(x.shape)
+    return run("output_norm", fields, given, public=_LAYER)["o"].view(x.shape)
 
 
 def output_norm_bwd(
@@ -312,12 +312,17 @@ def output_norm_bwd(
     fields["pass"] = "backward"
     if tensor("dy", dy).shape != x.shape:
         raise ValueError(f"dy has shape {list(dy.shape)}; it must be {list(x.shape)}, as x")
-    parts = run("output_norm_bwd", fields, given | {"do": dy.reshape(given["o_raw"].shape)})
+    given |= {"do": dy.reshape(given["o_raw"].shape)}
+    parts = run("output_norm_bwd", fields, given, public=_LAYER)
     weight_sum = run("layer_sum", fields, dict(parts))["dnorm_weight"]
     return parts["do_raw"].view(x.shape), parts["dnorm_gate"].view(x.shape), weight_sum
 
 
 _MOST_CHANNELS = 256  # of a head of keys
+_LAYER = PUBLIC | {
+    "conv_weight": "weight", "conv_bias": "bias", "initial_conv_state": "initial_state", "norm_gate": "gate",
+    "norm_weight": "weight", "o_raw": "x", "do": "dy", "dq_conv": "dy", "dk_conv": "dy", "dv_conv": "dy",
+}  # fmt: skip
 
 
 @functools.lru_cache
@@ -343,8 +348,8 @@ def _run_of_heads(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     heads = {name.format(part): rows for part, rows in _heads(y).items()}
     if _width(x.shape[2]) * y.itemsize % 16 == 0:
-        return y, run(stage, fields, given, heads)
-    made = run(stage, fields, given)  # rows of a tensor lie 16 bytes or a multiple of it apart
+        return y, run(stage, fields, given, heads, _LAYER)
+    made = run(stage, fields, given, public=_LAYER)  # rows of a tensor lie 16 bytes or a multiple of it apart
     return torch.cat([made[part].flatten(2) for part in heads], 2), made
 
 
