@@ -230,8 +230,8 @@ struct ForwardScan : ScanBlock<S> {
                                         const ScanRange& range, const StateColumns& columns,
                                         Begin&& begin, Before&& before, Found&& found,
                                         Update&&... update) {
-    scan_chunks_beside(shared, state, in, range, columns, [](int, int64, int) {}, begin, before,
-                       found, update...);
+    scan_chunks_beside(
+        shared, state, in, range, columns, [](int, int64, int) {}, begin, before, found, update...);
   }
 
   /// The same, where `beside(chunk, token, rows)` starts further loads for the chunk at this token,

@@ -100,9 +100,9 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const ScanRange range{place.token, place.tokens, head};
   const StateSlots slots =
       find_states<Spec>(sequence, head, e, state_stride, state_index, output_state_index);
-  DTYPE* const out_rows = o + (range.token * e.HV + head) * V;
+  const TokenRows<DTYPE> outputs{o + head * V, o_stride};
   if (slots.null) {
-    clear_output<Scan::kThreads>(TokenRows<DTYPE>{out_rows + tile_v, e.HV * V}, range.tokens,
+    clear_output<Scan::kThreads>(outputs.at(range.token, tile_v), range.tokens,
                                  smaller(V - tile_v, BV));
     return;
   }
@@ -144,7 +144,7 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
     for (int i = 0; i < Scan::kStrips; ++i)
 #pragma unroll
       for (int n = 0; n < BT / 8; ++n) out[i][n] = scaled(out[i][n], scale);
-    store_rows<V>(out_rows + int64{chunk} * BT * e.HV * V + first_v, e.HV * V, out, rows,
+    store_rows<V>(outputs.row(range.token + int64{chunk} * BT) + first_v, o_stride, out, rows,
                   Scan::columns_from(first_v));
   };
   const auto load_queries = [&](int chunk, int64 token, int rows) {
