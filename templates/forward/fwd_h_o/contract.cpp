@@ -1,6 +1,7 @@
 #include "templates/forward/fwd_h_o/layout.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "templates/cost.hpp"
 #include "templates/output/stages.hpp"
@@ -16,11 +17,14 @@ std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 /// Accumulators of a thread beside operands and addresses: 144, with K = 256, spilled 108 bytes.
 constexpr std::int64_t kMaxHeld = 136;
 
-/// Empty, or why a thread's registers do not hold the state, V' and the output.
+/// Registers of a thread that hold the state, V' and the output.
+std::int64_t held(const Spec& s) {
+  return scan::accumulators(s) + s.BV / 16 / s.num_warps * s.BT / 2;
+}
+
+/// Empty, or why they are too many.
 std::string register_problem(const Spec& s) {
-  const std::int64_t strips = s.BV / 16 / s.num_warps;
-  const std::int64_t held = scan::accumulators(s) + strips * s.BT / 2;
-  if (held <= kMaxHeld) return {};
+  if (held(s) <= kMaxHeld) return {};
   return fmt::format("K={} with BT={} and num_warps={} is more than a thread's registers hold", s.K,
                      s.BT, s.num_warps);
 }
@@ -34,33 +38,58 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(shared_bytes(s), limits);
 }
 
-// What the cost is made of: times of fwd_h.portable on one H200 (recorded spaces, 2026-11-23; a
-// chunk of 16, 32 and 64 rows and 64 columns took 0.82, 1.34 and 2.25 us with four warps and stages
-// enough), the output's products at the same rate. None is a time of this kernel.
+// What the cost is made of: whole forward plans on one H200 (2026-11-28; K = V = 128, two stages,
+// each warp one strip of 16 columns), less the recorded times of their other kernels.
 constexpr double kStart = 1.5;     ///< us of a block before its first chunk
-constexpr double kTurn = 0.36;     ///< us of a chunk, whatever its rows
-constexpr double kArrival = 1.15;  ///< us until a chunk's tiles are there
-constexpr double kRate = 1.09e6;   ///< flops a us of a multiprocessor, with four warps or more
-/// A cost by the stages, as fwd_h and fwd_o have, over the time: 752 to 522 us of both with 64
-/// heads and 8192 tokens.
-constexpr double kOfStages = 1.44;
+constexpr double kTurn = 0.3;      ///< us of a chunk, whatever its products
+constexpr double kTile = 0.6;      ///< us of a warp for a 16x16 tile of scores, with K = 128
+constexpr double kArrival = 1.15;  ///< us until a chunk's tiles are there: of fwd_h, recorded
+/// Share by which each warp of a multiprocessor past its four schedulers slows all of them.
+constexpr double kCrowd = 0.07;
+constexpr double kRate = 1.3e6;  ///< flops a us of a multiprocessor, with warps enough
+constexpr double kLoads = 36e3;  ///< bytes a us that a multiprocessor loads, mostly from L2
+/// Costs by the stages, which those of fwd_h and fwd_o are, exceed times: whole plans of both by
+/// 1.3. As there, bytes are added to products.
+constexpr double kOfStages = 1.25;
 
 template <class T>
 constexpr double real(T x) {
   return static_cast<double>(x);
 }
 
-/// Products of a chunk in a block: W S, K^T V' and Q S, and of the scores and their product with V'
-/// the tiles on and below the diagonal. Every block of a value head has all scores.
+/// Microseconds of a warp for a strip's products of a chunk, with K = 128.
+constexpr double strip_us(std::int64_t BT) { return BT <= 16 ? 0.45 : BT <= 32 ? 1.4 : 2.2; }
+
+/// Tiles of a chunk's scores, on and below the diagonal. Every block of a value head has them all.
+std::int64_t score_tiles(const Spec& s) { return s.BT / 16 * (s.BT / 16 + 1) / 2; }
+
+/// Products of a chunk in a block: W S, K^T V' and Q S, the scores and their product with V'.
 double flops(const Spec& s) {
-  const double lower = real(s.BT) * real(s.BT + 16) / 2;
-  return 2 * (3 * real(s.BT) * real(s.K) * real(s.BV) + lower * real(s.K + s.BV));
+  const double scores = 256 * real(score_tiles(s));
+  return 2 * (3 * real(s.BT) * real(s.K) * real(s.BV) + scores * real(s.K + s.BV));
 }
 
-cost::Pace pace(const Spec& s) {
-  const double busy = kTurn + flops(s) / (kRate * std::min(1.0, real(s.num_warps) / 4));
-  const double chunk =
-      s.num_stages == 1 ? busy + kArrival : std::max(busy, kArrival / real(s.num_stages - 1));
+/// Blocks that shared memory and registers leave room for on a multiprocessor.
+std::int64_t residents(const Spec& s, const Limits& limits) {
+  constexpr std::int64_t kReserved = 1024;  // bytes of shared memory beside each block's own
+  const std::int64_t by_memory = (limits.shared_bytes + kReserved) / (shared_bytes(s) + kReserved);
+  const std::int64_t registers = cuda::round_up(held(s) + 90, 8);  // of a thread, as compiled
+  return std::max<std::int64_t>(1, std::min(by_memory, 65536 / (registers * 32 * s.num_warps)));
+}
+
+/// Of each of so many blocks on a multiprocessor.
+cost::Pace pace(const Spec& s, double blocks) {
+  const double deep = real(cuda::round_up(s.K, 16)) / 128;
+  const double strips = real(s.BV) / 16 / real(s.num_warps);
+  const double tiles = real(cuda::ceil_div(score_tiles(s), s.num_warps));
+  const double alone = kTurn + deep * (strips * strip_us(s.BT) + tiles * kTile);
+  const double crowd = 1 + kCrowd * std::max(0.0, blocks * real(s.num_warps) - 4);
+  const double loads = real(s.BT * 2 * (3 * s.K + s.BV));
+  double chunk = std::max({alone * crowd, blocks * flops(s) / kRate, blocks * loads / kLoads});
+  if (s.num_stages == 1)
+    chunk += kArrival;
+  else
+    chunk = std::max(chunk, kArrival / real(s.num_stages - 1));
   return {kStart, chunk};
 }
 
@@ -76,11 +105,15 @@ double moved(const Spec& s, const Extents& e, const Limits& limits) {
 double launch_cost(const Spec& s, const Workload& w, const Limits& limits) {
   const std::int64_t longest = cost::longest_scan(w);
   if (longest == 0) return cost::kLaunch;
-  const std::int64_t blocks_a_sequence = s.HV * scan::tiles(scan::Scope::sequence, s);
+  const double chunks = real(w.extents.NT * s.HV * scan::tiles(scan::Scope::sequence, s));
+  const int units = std::max(limits.multiprocessors, 1);
+  const double most = std::ceil(chunks / (real(longest) * units));  // blocks of a multiprocessor
+  const double together = std::clamp(most, 1.0, real(residents(s, limits)));
+  Limits places = limits;
+  places.multiprocessors = units * static_cast<int>(together);
   const double even = std::min(1.0, real(w.extents.NT) / real(longest * w.extents.N));
-  const double scan =
-      cost::scans(pace(s), real(longest), real(w.extents.NT * blocks_a_sequence), limits, even);
-  return kOfStages * std::max(scan, cost::kLaunch + kStart + moved(s, w.extents, limits));
+  const double scan = cost::scans(pace(s, together), real(longest), chunks, places, even);
+  return kOfStages * (scan + moved(s, w.extents, limits));
 }
 
 /// CUDA, sm_80 and up: one block BV columns of V of a sequence and value head.
