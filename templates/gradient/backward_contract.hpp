@@ -9,9 +9,17 @@
 
 namespace wyvern::backward {
 
+/// How a block divides a chunk's columns.
+struct Division {
+  std::int64_t BK, num_warps;
+};
+
+inline Division usual(const Spec& s) { return {32, std::max<std::int64_t>(s.BT / 16, 2)}; }
+
 /// Tunables, legality and launch of the portable templates; `shared_bytes` counts the template's
-/// own shared memory.
-inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) {
+/// own shared memory, `fastest` says which division 16-bit inputs have where it fits.
+inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&),
+                         Division (*fastest)(const Spec&) = usual) {
   t.variant = "portable";
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
                 {tunable::BK, cuda::integers({32, 64, 16})},
@@ -37,14 +45,15 @@ inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) 
     return cuda::exceeds_shared(shared_bytes(s), limits);
   };
   t.redundant = cuda::repeats_precision;
-  t.fallback = [shared_bytes](Spec& s, const Limits& limits) {
-    s.BK = 32;
-    s.num_warps = std::max<std::int64_t>(s.BT / 16, 2);
+  t.fallback = [shared_bytes, fastest](Spec& s, const Limits& limits) {
     s.num_stages = 1;
     s.precision = cuda::default_precision(s);
-    if (shared_bytes(s) > limits.shared_bytes) {
-      s.BK = 16;
-      s.num_warps = s.BT / 16;
+    const bool wide = cuda::is_half(s) && s.K > 32;
+    for (const Division division :
+         {wide ? fastest(s) : usual(s), usual(s), Division{16, s.BT / 16}}) {
+      s.BK = division.BK;
+      s.num_warps = division.num_warps;
+      if (shared_bytes(s) <= limits.shared_bytes) return;
     }
   };
   t.geometry = cuda::chunk_blocks(shared_bytes);

@@ -95,7 +95,7 @@ inline Template fused(Template t, std::int64_t (*bytes)(const Spec&)) {
   t.fallback = [](Spec& s, const Limits&) {
     const bool half = cuda::is_half(s);
     s.BV = s.V > 64 && half ? 128 : s.V > 32 ? 64 : 32;
-    s.num_warps = s.BT == 64 && s.V > 32 ? 8 : s.BT == 64 ? 4 : 2;
+    s.num_warps = s.BT == 64 && s.V > 32 ? 8 : s.BT == 64 || half ? 4 : 2;
     s.precision = half ? Precision::tf32 : Precision::tf32x3;
   };
   t.geometry = cuda::chunk_blocks(bytes);

@@ -654,6 +654,8 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
     return false;
   const bool kept = problem.disable_recompute || problem.return_intermediate_states;
   if (keeps_states(t) && (problem.K > 128 || has_checkpoints(problem))) return false;
+  if (t.id() == "fwd_h_o.portable")
+    return problem.dtype != DType::fp32 && problem.pass == Pass::forward && !kept;
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && !one_kernel)) &&
            (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
@@ -668,6 +670,12 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
   Problem p = problem;
   if (t.carries_out("output_quantize")) {
     p.V = (p.V + 127) / 128 * 128;
+    return p;
+  }
+  if (t.id() == "fwd_h_o.portable") {
+    p.pass = Pass::forward;
+    if (p.dtype == DType::fp32) p.dtype = DType::bf16;
+    p.disable_recompute = p.return_intermediate_states = false;
     return p;
   }
   p.K = p.K <= 64 ? 64 : 128;

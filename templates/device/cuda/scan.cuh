@@ -230,6 +230,18 @@ struct ForwardScan : ScanBlock<S> {
                                         const ScanRange& range, const StateColumns& columns,
                                         Begin&& begin, Before&& before, Found&& found,
                                         Update&&... update) {
+    scan_chunks_beside(
+        shared, state, in, range, columns, [](int, int64, int) {}, begin, before, found, update...);
+  }
+
+  /// The same, where `beside(chunk, token, rows)` starts further loads for the chunk at this token,
+  /// which are there with the chunk's own.
+  template <class Beside, class Begin, class Before, class Found, class... Update>
+  WYVERN_DEVICE static void scan_chunks_beside(unsigned char* shared, State& state,
+                                               const Inputs& in, const ScanRange& range,
+                                               const StateColumns& columns, Beside&& beside,
+                                               Begin&& begin, Before&& before, Found&& found,
+                                               Update&&... update) {
     const int chunks = ceil_div(range.tokens, BT);
     const auto load = [&](int chunk) {
       if (chunk < chunks) {
@@ -249,6 +261,7 @@ struct ForwardScan : ScanBlock<S> {
         if constexpr (kScaledKeys)
           load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + first * in.e.H + key, in.e.H, rows);
         load_tile<kThreads, K>(buffer.k, in.k.at(first, key * K), rows, K);
+        beside(chunk, first, rows);
       }
       copy_async_commit();
     };

@@ -42,8 +42,8 @@ struct ScanBlock {
 
   /// Converts a state, or its gradient, to the unit of the scan, at least `least`, which depends on
   /// the whole state of the head: the K V elements at `entering`, times `scale`; null: zeros. All
-  /// threads get the unit. Writes it for each chunk to `units`, of the scan's first one. `scratch`
-  /// has a number for each warp.
+  /// threads get the unit. Writes it for each chunk to `units`, of the scan's first one, where that
+  /// is not null. `scratch` has a number for each warp.
   template <class Element>
   WYVERN_DEVICE static float enter_unit(float* scratch, State& state, const Element* entering,
                                         float scale, const ScanRange& range, const Extents& e,
@@ -53,6 +53,7 @@ struct ScanBlock {
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
       state[i].scale_channels([&](int) { return Float2{{1.0f / unit, 1.0f / unit}}; });
+    if (units == nullptr) return unit;
     for (int i = thread_index(); i * S::BT < range.tokens; i += kThreads)
       units[int64{i} * e.HV + range.head] = unit;
     return unit;

@@ -20,10 +20,14 @@ Template stage() {
 
 std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
+/// On an H200 with chunks of 64 tokens 630 us instead of 721 with half the columns, of 32 571
+/// instead of 634.
+backward::Division fastest(const Spec& s) { return {64, s.BT >= 32 ? 4 : 2}; }
+
 }  // namespace
 
 std::vector<Template> contract() {
-  return {backward::portable(stage(), shared_bytes),
+  return {backward::portable(stage(), shared_bytes, fastest),
           cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, key_columns)};
 }
 

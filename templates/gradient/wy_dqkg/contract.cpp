@@ -23,10 +23,17 @@ Template stage() {
 
 std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
+/// On an H200 with chunks of 64 tokens 884 us instead of 992 with four warps, of 32 718 instead of
+/// 789 with half the columns.
+backward::Division fastest(const Spec& s) {
+  if (s.BT == 16) return backward::usual(s);
+  return s.BT == 64 ? backward::Division{32, 8} : backward::Division{64, 4};
+}
+
 }  // namespace
 
 std::vector<Template> contract() {
-  return {backward::portable(stage(), shared_bytes),
+  return {backward::portable(stage(), shared_bytes, fastest),
           cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, key_columns)};
 }
 

@@ -50,7 +50,7 @@ Template portable() {
   t.fallback = [](Spec& s, const Limits&) {
     const bool half = cuda::is_half(s);
     s.BV = s.V > 64 && half ? 128 : s.V > 32 ? 64 : 32;
-    s.num_warps = s.BT >= 64 ? 4 : 2;
+    s.num_warps = s.BT >= 64 || s.BV == 128 ? 4 : 2;
     s.precision = !half ? Precision::tf32x3 : s.BT == 16 ? Precision::ieee : Precision::tf32;
   };
   t.geometry = cuda::chunk_blocks(shared_bytes);
