@@ -126,7 +126,7 @@ Template whole_sequences() {
       scan::joined(pool::with_checkpoints(pool::with_slots(scan::kConstants)),
                    {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
   t.strided = {"q", "k", "o", "state"};
-  static const scan::Direction direction{
+  static const auto& direction = *new scan::Direction{
       shared_bytes, nullptr, {{tunable::num_stages, cuda::integers({2, 1, 3})}}};
   t = scan::portable(std::move(t), direction, scan::Scope::sequence);
   t.tunables.front() = {tunable::BT, cuda::integers({64, 32, 16})};
