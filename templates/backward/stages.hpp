@@ -76,6 +76,7 @@ inline constexpr StageDefinition delta_scans{
      tensor::z.out(),
      tensor::dstates.out(),
      tensor::dv,
+     tensor::row_scales.out().when({constant::QK_L2NORM}),
      tensor::dinitial_state.when({constant::INITIAL_STATE})}};
 
 // Where the forward pass has kept h and v_new, V' = b Z, these two are the whole pass.
@@ -97,6 +98,7 @@ inline constexpr StageDefinition delta_reverse{
      tensor::chunk_offsets.when({constant::VARLEN}),
      tensor::dstates.out(),
      tensor::dv,
+     tensor::row_scales.out().when({constant::QK_L2NORM}),
      tensor::dinitial_state.when({constant::INITIAL_STATE})}};
 
 inline constexpr StageDefinition delta_gradient_kept{
@@ -107,6 +109,7 @@ inline constexpr StageDefinition delta_gradient_kept{
      {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
      tensor::A_log.when({constant::HAS_A_LOG}),
      {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
+     tensor::row_scales.when({constant::QK_L2NORM}),
      tensor::do_,
      tensor::h,
      tensor::v_new,
@@ -129,6 +132,7 @@ inline constexpr StageDefinition delta_gradient{
      {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
      tensor::A_log.when({constant::HAS_A_LOG}),
      {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
+     tensor::row_scales.when({constant::QK_L2NORM}),
      tensor::do_,
      tensor::states,
      tensor::z,

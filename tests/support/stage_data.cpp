@@ -339,6 +339,7 @@ class Chain {
     store("states", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
     store("z", p_.dtype, {NT_, p_.HV, BT_, p_.V});
     store("dstates", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
+    if (p_.use_qk_l2norm) store("row_scales", DType::fp32, {NT_, p_.HV, 2, BT_});
     if (vector()) {
       values_["dwritten"] = values_.at("dv");
       store("dwritten", p_.dtype, heads(p_.HV, p_.V));
@@ -358,7 +359,6 @@ class Chain {
     store("decayed_rows", p_.dtype, {NT_, p_.HV, 3, BT_, p_.K});
     store("squares", p_.dtype, {NT_, p_.HV, 2, BT_, BT_});
     store("decay", DType::fp32, {NT_, p_.HV, p_.K});
-    if (p_.use_qk_l2norm) store("row_scales", DType::fp32, {NT_, p_.HV, 2, BT_});
     if (erases()) store("written", p_.dtype, heads(p_.HV, p_.V));
   }
 

@@ -89,6 +89,23 @@ struct Rows {
         b(chunk.scalars(beta)) {}
 };
 
+/// Scales by norms of each chunk's rows of q, then of k: 0 behind its last one.
+Vector row_scales(const StageContext& c, const TensorMap& own) {
+  const std::int64_t BT = c.layout.BT, NT = std::ssize(c.layout.slots);
+  Vector all(static_cast<std::size_t>(NT * c.dims.HV * 2 * BT));
+  for (std::int64_t slot = 0; slot < NT; ++slot)
+    for (std::int64_t head = 0; head < c.dims.HV; ++head) {
+      if (c.layout.slots[static_cast<std::size_t>(slot)].sequence < 0) continue;
+      const Chunk chunk(c.layout, c.dims, static_cast<std::size_t>(slot), head);
+      for (const bool of_k : {false, true}) {
+        const Vector scales = chunk.read(own.at(of_k ? "k_rstd" : "q_rstd"), c.dims.H, 1).data();
+        std::copy(scales.begin(), scales.end(),
+                  all.begin() + ((slot * c.dims.HV + head) * 2 + (of_k ? 1 : 0)) * BT);
+      }
+    }
+  return all;
+}
+
 /// A matrix at place `at` of a tensor [..., rows, columns] that has room for `rows` of them.
 Matrix get(const Vector& tensor, std::int64_t at, std::int64_t rows, std::int64_t columns,
            std::int64_t used) {
@@ -168,6 +185,7 @@ void delta_reverse(const StageContext& c, TensorMap& t) {
   t["dstates"] = dstates;
   t["dv"] = dv;
   t["dinitial_state"] = dinitial;
+  if (c.qk_l2norm) t["row_scales"] = row_scales(c, own);
 }
 
 void delta_scans(const StageContext& c, TensorMap& t) {
@@ -275,7 +293,7 @@ void kda_bwd_prepare(const StageContext& c, TensorMap& t) {
     return Vector(static_cast<std::size_t>(NT * HV * count));
   };
   Vector decayed_rows = sized(3 * BT * K), squares = sized(2 * BT * BT), decay = sized(K),
-         row_scales = sized(2 * BT), written = zeros(c, V);
+         written = zeros(c, V);
   for (std::int64_t slot = 0; slot < NT; ++slot)
     for (std::int64_t head = 0; head < HV; ++head) {
       if (c.layout.slots[static_cast<std::size_t>(slot)].sequence < 0) continue;
@@ -294,17 +312,11 @@ void kda_bwd_prepare(const StageContext& c, TensorMap& t) {
       put_corner(squares, 2 * at + 1, BT,
                  c.scale * by_columns(x.decay.product(x.Q, x.K, false), x.b));
       put(decay, at, K, x.decay.through(ones(K, 1)));
-      if (!c.qk_l2norm) continue;
-      for (const bool of_k : {false, true}) {
-        const Vector scales = x.chunk.read(own.at(of_k ? "k_rstd" : "q_rstd"), H, 1).data();
-        std::copy(scales.begin(), scales.end(),
-                  row_scales.begin() + (at * 2 + (of_k ? 1 : 0)) * BT);
-      }
     }
   t["decayed_rows"] = decayed_rows;
   t["squares"] = squares;
   t["decay"] = decay;
-  t["row_scales"] = row_scales;
+  if (c.qk_l2norm) t["row_scales"] = row_scales(c, own);
   if (own.contains("write")) t["written"] = written;
 }
 

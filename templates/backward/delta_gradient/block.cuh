@@ -117,7 +117,7 @@ struct Block {
   /// By one thread; a block barrier must follow.
   WYVERN_DEVICE void init_barriers() const {
     constexpr int kConsumers = 256;
-    keys().init(32, kConsumers + (kNorms ? 64 : 0));
+    keys().init(32, kConsumers);
     rows().init(32, kConsumers);
     states().init(1, kConsumers + (SCALAR_GATE ? 96 : 0));
     scales().init(32, 32);

@@ -37,9 +37,9 @@ struct HopperLayout {
   /// gates in base 2; entering: exp(G); leaving: exp(G_C - G) times `column`; column: of k_s in
   /// products over rows s, beta times the norm's scale; anchored: the same decayed up to anchors.
   cuda::ArrayPlace G, entering, leaving, column, anchored;
-  int factors;
   cuda::ArrayPlace query_scale, key_scale;  ///< of rows of q and k by their norms
-  cuda::ArrayPlace own;                     ///< o, from the queries' warpgroup to the keys'
+  int factors;
+  cuda::ArrayPlace own;  ///< o, from the queries' warpgroup to the keys'
   /// Sums over rows' channels: q dQ; k (R - C); k I, one a warp; and the diagonal of dV Z^T.
   cuda::ArrayPlace query_dots, key_dots, end_dots, values;
   cuda::ArrayPlace state_dots;  ///< <S, dS'>, a part a warp, two stages
@@ -76,12 +76,12 @@ struct HopperLayout {
     M = tile(kRows, kRows);
     staging = tile(kRows, kChannels);
     first = at.bytes;
-    for (cuda::ArrayPlace* place : {&G, &entering, &leaving, &column}) *place = at.array(kRows);
+    for (cuda::ArrayPlace* place : {&G, &entering, &leaving, &column, &query_scale, &key_scale})
+      *place = at.array(kRows);
     anchored = at.array(16 + 32 + 48);
     factors = (at.bytes - first) / 4;
     at.bytes = first + kStages * factors * 4;
-    for (cuda::ArrayPlace* place :
-         {&query_scale, &key_scale, &own, &query_dots, &key_dots, &values})
+    for (cuda::ArrayPlace* place : {&own, &query_dots, &key_dots, &values})
       *place = at.array(kRows);
     end_dots = at.array(4);
     state_dots = at.array(kStages * 4);

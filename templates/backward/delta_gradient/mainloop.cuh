@@ -28,8 +28,8 @@ WYVERN_DEVICE auto channels_of(const StateTile& state) {
 
 /// This thread's rows' scales by their norms.
 template <ArrayPlace Place>
-WYVERN_DEVICE RowPair scales_of(const Block& b) {
-  if constexpr (kNorms) return RowPair::load(b.array<Place>());
+WYVERN_DEVICE RowPair scales_of(const Block& b, const Turn& turn) {
+  if constexpr (kNorms) return RowPair::load(b.factors<Place>(turn.factors().buffer));
   return {{1.0f, 1.0f}};
 }
 
@@ -100,7 +100,7 @@ WYVERN_DEVICE Fragment make_F(const Block& b, const Turn& turn, float scale, int
   b.rows().wait_full(turn.rows());
   sm90::start_product<kBand>(x, rows_of(b.dO(row_stage)), rows_of(b.z(row_stage)));
   b.scales().wait_full(turn.factors());
-  factor = scales_of<kLayout.query_scale>(b) * scale;
+  factor = scales_of<kLayout.query_scale>(b, turn) * scale;
   const sm90::Decays<> decays(b.factors<kLayout.G>(stage), b.factors<kLayout.column>(stage),
                               b.factors<kLayout.anchored>(stage), warp);
   b.scores().wait_empty(turn.only());
@@ -139,7 +139,7 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
 #pragma unroll 1
   for (; items.next_used(item); ++turn.items) {
     SliceSum dQ[kSlices];
-    RowPair o, along;
+    RowPair o, along, item_scale;
 #pragma unroll 1
     for (int n = 0; n < kTurns; ++n, ++turn.bands) {
       RowPair factor, own, dots;
@@ -158,11 +158,12 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
       if constexpr (kNorms) along = along + dots;
       b.sums().wait_empty(turn.only());
       if constexpr (SCALAR_GATE) dots.over_quads().store(b.array<kLayout.query_dots>());
+      item_scale = scales_of<kLayout.query_scale>(b, turn);
       sm90::barrier_arrive(b.sums().full(turn.only()));
     }
     store_gradients(
         dQ, [&](int slice) { return b.q(slice); }, [&](int slice) { return b.k(slice); }, o, along,
-        scales_of<kLayout.query_scale>(b), out, b.item());
+        item_scale, out, b.item());
     sm90::hand_over(b.keys().empty(turn.item()));
   }
   out.wait();
@@ -184,7 +185,7 @@ WYVERN_DEVICE Fragment make_M(const Block& b, const Turn& turn, int warp, const 
   sm90::end_products<0>(x);
   b.sums().wait_empty(turn.only());
   sm90::diagonal_of(x, warp).store(b.array<kLayout.values>());
-  sm90::decay_strictly_lower(x, decays, scales_of<kLayout.key_scale>(b) * -1.0f, warp);
+  sm90::decay_strictly_lower(x, decays, scales_of<kLayout.key_scale>(b, turn) * -1.0f, warp);
   Fragment M(x);
   out.wait();  // until dk and the previous band's M have been read
   sm90::store_fragment(b.M(), M);
@@ -224,7 +225,7 @@ WYVERN_DEVICE void multiply_keys(const Block& b, const Turn& turn, int slice, Fr
   }
   start(kParts - 1);
   sm90::end_products<1>(x);
-  sm90::scale_rows(x, scales_of<kLayout.key_scale>(b) *
+  sm90::scale_rows(x, scales_of<kLayout.key_scale>(b, turn) *
                           RowPair::load(b.factors<kLayout.entering>(stage)) * -1.0f);
   sm90::start_product(x, M, columns_of(b.k(slice)), true);
   sm90::end_products<1>(y);
@@ -263,7 +264,7 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
 #pragma unroll 1
   for (; items.next_used(item); ++turn.items) {
     SliceSum dK[kSlices];
-    RowPair o, along;
+    RowPair o, along, item_scale;
 #pragma unroll 1
     for (int n = 0; n < bands_of_item(); ++n, ++turn.bands) {
       Fragment M = make_M(b, turn, warp, out);
@@ -281,11 +282,12 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
       sm90::barrier_arrive(b.rows().empty(turn.rows()));
       if constexpr (kNorms) along = along + dots.rows + dots.columns;
       if constexpr (SCALAR_GATE) store_key_dots(b, dots, warp);
+      item_scale = scales_of<kLayout.key_scale>(b, turn);
       sm90::barrier_arrive(b.sums().full(turn.only()));
     }
     store_gradients(
         dK, [&](int slice) { return b.k(slice); }, [&](int slice) { return b.q(slice); }, o, along,
-        scales_of<kLayout.key_scale>(b), out, b.item());
+        item_scale, out, b.item());
     sm90::hand_over(b.keys().empty(turn.item()));
   }
   out.wait();
@@ -318,7 +320,12 @@ struct DeltaGradient {
                  {p.q_map, p.k_map, p.do_map, p.z_map, p.dv_map, p.states_map, p.dstates_map});
     else
       work_on_rows(block, items,
-                   {{p.g, p.g_stride}, {p.beta, p.beta_stride}, p.A_log, p.dt_bias, p.e.gate_floor},
+                   {{p.g, p.g_stride},
+                    {p.beta, p.beta_stride},
+                    p.row_scales,
+                    p.A_log,
+                    p.dt_bias,
+                    p.e.gate_floor},
                    {p.dbeta, p.dg_given, p.dA_chunk, p.dbias_chunk, p.e.HV});
   }
 

@@ -9,7 +9,7 @@
 // ---- factors of rows ----------------------------------------------------------------------------
 
 constexpr int kFactorWarp = 1, kGradientWarp = 2, kNormWarp = 3;
-constexpr int kWarpsName = 3, kNormsName = 4;  ///< of named barriers
+constexpr int kWarpsName = 3;  ///< of a named barrier
 
 /// A gate's raw input, of one head.
 struct GateForm {
@@ -28,6 +28,7 @@ struct GateForm {
 struct GivenRows {
   TokenRows<const G_DTYPE> g;
   TokenRows<const BETA_DTYPE> beta;
+  const float* row_scales;
   const float *A_log, *dt_bias;
   float floor;
 };
@@ -37,12 +38,19 @@ struct GivenRows {
 struct RawRows {
   G_DTYPE g[2];
   BETA_DTYPE beta[2];
+  float query_scale[2], key_scale[2];
   float A_log, bias;
 
   WYVERN_DEVICE void read(const Item& item, int head, const GivenRows& given) {
+    const float* const scales =
+        given.row_scales + (int64{item.place} * GROUP + head % GROUP) * 2 * kRows;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = 32 * i + lane_index();
+      if constexpr (kNorms) {
+        query_scale[i] = scales[row];
+        key_scale[i] = scales[kRows + row];
+      }
       g[i] = {};
       beta[i] = {};
       if (row >= item.rows) continue;
@@ -62,36 +70,6 @@ WYVERN_DEVICE float divisor(BETA_DTYPE raw) {
   return beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw));
 }
 
-/// Scales of rows by their norms: this warp's half of the 64 of q or of k.
-WYVERN_DEVICE void scale_by_norms(const Block& b, const KeyTile& tile, float* to) {
-#pragma unroll 1
-  for (int row = lane_index(); row < kRows; row += 32) {
-    float sum[2] = {};
-#pragma unroll 4
-    for (int col = 0; col < K; col += 8) {
-      const auto pairs = load<4>(reinterpret_cast<const uint32*>(tile.at(row, col)));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const Float2 x = sm90::unpack<DTYPE>(pairs.at[i]);
-#pragma unroll
-        for (int n = 0; n < 2; ++n) sum[n] = fused_multiply_add(x.at[n], x.at[n], sum[n]);
-      }
-    }
-    to[row] = reciprocal_sqrt(sum[0] + sum[1] + 1e-6f);
-  }
-}
-
-/// Both warps' scales of an item's rows.
-WYVERN_DEVICE void make_scales(const Block& b, const Turn& turn, int warp) {
-  b.keys().wait_full(turn.item());
-  if (warp == kFactorWarp)
-    scale_by_norms(b, b.k(), b.array<kLayout.key_scale>());
-  else
-    scale_by_norms(b, b.q(), b.array<kLayout.query_scale>());
-  sm90::hand_over(b.keys().empty(turn.item()));
-  sm90::sync_named(kNormsName, 64);
-}
-
 WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& item,
                                 const RawRows& raw, const GateForm& form, float floor) {
   float log_decays[2] = {};
@@ -103,7 +81,7 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
     if (SCALAR_GATE && used) log_decays[n] = maximum(form.log_decay_of(raw.g[n]), floor);
     const float rate = kKept ? 1.0f : divisor(raw.beta[n]);
     column[n] = used ? rate : 0.0f;
-    if constexpr (kNorms) column[n] *= b.array<kLayout.key_scale>()[row];
+    if constexpr (kNorms) column[n] *= raw.key_scale[n];
   }
   const sm90::DecaySums sums(log_decays);
   const int stage = turn.factors().buffer;
@@ -115,6 +93,10 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
     b.factors<kLayout.entering>(stage)[row] = exp2_fast(sums.row[n]);
     b.factors<kLayout.leaving>(stage)[row] = exp2_fast(sums.last - sums.row[n]) * column[n];
     b.factors<kLayout.column>(stage)[row] = column[n];
+    if constexpr (kNorms) {
+      b.factors<kLayout.query_scale>(stage)[row] = raw.query_scale[n];
+      b.factors<kLayout.key_scale>(stage)[row] = raw.key_scale[n];
+    }
   }
   sums.store_anchored(b.factors<kLayout.anchored>(stage), column);
   sm90::barrier_arrive(b.scales().full(turn.factors()));
@@ -287,7 +269,6 @@ WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& gi
 #pragma unroll 1
   for (; more; ++turn.items) {
     item = following;
-    if (kNorms && warp != kGradientWarp) make_scales(b, turn, warp);
 #pragma unroll 1
     for (int n = 0; n < kTurns; ++n, ++turn.bands) {
       const int head = item.head * GROUP + n / kBands, band = n % kBands;

@@ -8,7 +8,7 @@ namespace wyvern::delta_scans {
 
 constexpr int kRows = 64;        ///< of a chunk
 constexpr int kColumns = 64;     ///< of V that a consumer warpgroup has
-constexpr int kBlockWords = 14;  ///< of a `Block`
+constexpr int kBlockWords = 16;  ///< of a `Block`
 
 /// Both scans have the same places; the forward one leaves those of queries and scores alone.
 template <class S>
@@ -37,8 +37,9 @@ struct HopperLayout {
   /// output: scale a_r. The forward scan has beta in key and leave, the reverse one in row, enter
   /// and rate.
   cuda::ArrayPlace G, key, row, query, enter, leave, output, rate, left;
-  cuda::ArrayPlace decay;  ///< of the whole chunk, one a stage
-  cuda::ArrayPlace block;  ///< a copy of the `Block`, for warps with few registers
+  cuda::ArrayPlace query_scale;  ///< of rows of q by their norms
+  cuda::ArrayPlace decay;        ///< of the whole chunk, one a stage
+  cuda::ArrayPlace block;        ///< a copy of the `Block`, for warps with few registers
   /// Full and empty barriers. k and q, their factors, v or do, and the last chunk's rows: one a
   /// stage; A (pipelined) and its half inverses, the prepared chunk, its inverse and scores: one a
   /// slot.
@@ -69,7 +70,8 @@ struct HopperLayout {
     inversion_bytes = at.bytes - before;
     at.bytes += inversion_bytes;  // a second slot, or the second prep warpgroup's
     const int first = at.bytes;
-    for (cuda::ArrayPlace* place : {&G, &key, &row, &query, &enter, &leave, &output, &rate})
+    for (cuda::ArrayPlace* place :
+         {&G, &key, &row, &query, &enter, &leave, &output, &rate, &query_scale})
       *place = at.array(kRows);
     left = at.array(16 + 32 + 48);
     factors = (at.bytes - first) / 4;

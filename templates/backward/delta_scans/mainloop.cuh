@@ -81,7 +81,10 @@ struct DeltaScan {
   ScalarRows rows;
 
   WYVERN_DEVICE DeltaScan(const P& params, const DeltaScans<P>& found)
-      : p(params), work{{found.work}}, gate(found.gate), rows(found.scalar_rows()) {}
+      : p(params), work{{found.work}, nullptr}, gate(found.gate), rows(found.scalar_rows()) {
+    if constexpr (Block<Reverse>::kKeepsScales)
+      if (work.tile == 0) work.row_scales = p.row_scales + int64{work.place(0)} * 2 * kRows;
+  }
 
   WYVERN_DEVICE static bool find() { return true; }
 
@@ -121,6 +124,15 @@ struct DeltaScan {
         if (warp == 0) load_keys(block, step, at, p);
         if (computes) make_factors(block, step, at, next, p.e.scale, gate, rows);
         if (warp == 0) load_values(block, step, p);
+      }
+      if constexpr (Block<Reverse>::kKeepsScales) {
+#pragma unroll 1
+        for (int step = b.chunks - kStages; computes && step < b.chunks; ++step, at.advance()) {
+          const auto block = b.recall();
+          sm90::barrier_wait(block.template barrier<kLayout.tiles_empty>(at.buffer),
+                             at.parity ^ 1U);
+          keep_scales(block, step, at.buffer);
+        }
       }
     } else if constexpr (kPipelined) {
       prepare.invert_chunks();

@@ -44,6 +44,12 @@ struct Block : sm90::ScanSteps<kRows, Reverse> {
   static constexpr auto kLayout = ::kLayout;
   static constexpr bool kQueries = Reverse, kScaledRows = Reverse || QK_L2NORM,
                         kScaledColumns = !Reverse || QK_L2NORM;
+  /// Whether delta_gradient is left the norm scales of rows.
+  static constexpr bool kKeepsScales = kOutput && Reverse && QK_L2NORM;
+
+  /// With kKeepsScales, in blocks of the first columns of V: where scales of q and k of step 0 are
+  /// in [NT, HV, 2, kRows]; else nullptr.
+  float* row_scales;
 
   using sm90::ScanWork::shared;
 
@@ -86,6 +92,7 @@ struct Block : sm90::ScanSteps<kRows, Reverse> {
   WYVERN_DEVICE void scale_query(int stage, int row, float scale) const {
     factors<kLayout.query>(stage)[row] *= scale;
     factors<kLayout.output>(stage)[row] *= scale;
+    if constexpr (kKeepsScales) factors<kLayout.query_scale>(stage)[row] = scale;
   }
 
   /// The block, reloaded from its copy in shared memory.
@@ -145,6 +152,24 @@ template <class B>
 using Prepare = sm90::ScalarPrepare<Spec, B>;
 using Square = sm90::Accumulator<kRows>;
 
+/// Stores the norm scales of a step's rows, 0 behind the sequence's end. Its pipeline stage is
+/// empty again and has its factors yet: a warp that no other waits for has time for it.
+template <class B>
+WYVERN_DEVICE void keep_scales(const B& b, int step, int stage) {
+  if constexpr (B::kKeepsScales) {
+    if (step < 0 || b.row_scales == nullptr) return;
+    float* const to = b.row_scales - int64{step * b.heads} * (2 * kRows);
+#pragma unroll
+    for (int n = 0; n < Prepare<B>::kLaneRows; ++n) {
+      const int row = 32 * Prepare<B>::half_of_row(n) + lane_index();
+      const bool used = step > 0 || row < b.rows(0);
+      to[row] = used ? b.template factors<kLayout.query_scale>(stage)[row] : 0.0f;
+      // In reverse the factor of a key's column is its norm scale.
+      to[kRows + row] = used ? b.template factors<kLayout.key>(stage)[row] : 0.0f;
+    }
+  }
+}
+
 /// Computes the factors of a chunk's rows from `next`, and loads the next chunk's raw rows there.
 /// beta is on the columns of A, whose inverse is in fp16: a column of next to nothing is 0 there.
 /// Z needs no more of it, but dV / beta does. So in reverse beta is on the rows.
@@ -157,6 +182,7 @@ WYVERN_DEVICE void make_factors(const B& b, int step, const Position& at,
   const int rows = b.rows(step);
   const sm90::DecaySums sums = Prepare<B>::sums_of(raw, rows, gate);
   sm90::barrier_wait(b.template barrier<kLayout.tiles_empty>(at.buffer), at.parity ^ 1U);
+  keep_scales(b, step - kStages, at.buffer);
 #pragma unroll
   for (int n = 0; n < Prepare<B>::kLaneRows; ++n) {
     const int half = Prepare<B>::half_of_row(n);
