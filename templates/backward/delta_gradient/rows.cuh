@@ -89,7 +89,7 @@ WYVERN_DEVICE void make_scales(const Block& b, const Turn& turn, int warp) {
   else
     scale_by_norms(b, b.q(), b.array<kLayout.query_scale>());
   sm90::hand_over(b.keys().empty(turn.item()));
-  sm90::sync_named(kNormsName, 64);
+  sync_named(kNormsName, 64);
 }
 
 WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& item,
@@ -176,7 +176,7 @@ WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) 
   float* const parts = b.array<kLayout.state_dots>() + 4 * turn.factors().buffer;
   const float own = sum_warp(sum[0] + sum[1]);
   if (lane_index() == 0) parts[warp] = own;
-  sm90::sync_named(kWarpsName, 96);
+  sync_named(kWarpsName, 96);
   return parts[kFactorWarp] + parts[kGradientWarp] + parts[kNormWarp];
 }
 
