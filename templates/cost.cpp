@@ -68,13 +68,16 @@ double derived(const Template& t, const Spec& spec, const Workload& work, const 
   const Extents& e = work.extents;
   const Rates rate = rates(t, spec, work.shape.BT, limits);
   const double items = real((scan == Scan::segments ? e.NS : e.NT) * spec.HV);
-  const double parallel = items * flops / (rate.flops * units(limits));
+  double parallel = items * flops / (rate.flops * units(limits));
   const double moved = argument_bytes(t, spec, work) / (rate.bytes * units(limits));
   double serial = 0;
   if (scan != Scan::none) {
     const Geometry geometry = t.geometry(spec, e, limits);
     const double blocks = real(geometry.grid[0] * geometry.grid[1] * geometry.grid[2]);
     const double scans = real((split && scan != Scan::segments ? e.NS : e.N) * spec.HV);
+    // Segments are as long as each other, and some multiprocessors have one more of their blocks.
+    const double each = blocks / units(limits);
+    if (split && scan != Scan::segments && each > 1) parallel *= std::ceil(each) / each;
     const double steps = scan == Scan::segments
                              ? real(ceil_div(work.longest, work.shape.BT * work.shape.SEG))
                              : real(cost::longest_scan(work));

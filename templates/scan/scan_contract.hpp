@@ -59,12 +59,27 @@ inline std::int64_t scans(Scope scope, const Extents& e) {
 
 /// Registers of a thread that hold the state and V'.
 inline std::int64_t accumulators(const Spec& s) {
-  const std::int64_t strips = s.BV / 16 / s.num_warps;
-  return strips * (cuda::round_up(s.K, 16) + s.BT) / 2;
+  const std::int64_t parts = cuda::key_parts(s);
+  const std::int64_t strips = s.BV / 16 * parts / s.num_warps;
+  return strips * (cuda::round_up(s.K, 16) / parts + s.BT) / 2;
 }
 
-/// Empty, or why a block's warps cannot divide its columns of the state.
-inline std::string strip_problem(const Spec& s) {
+/// Empty, or why a block's warps cannot share its columns of the state by pairs.
+inline std::string sharing_problem(const Spec& s) {
+  const int parts = cuda::key_parts(s);
+  if (parts == 1) return {};
+  if (parts > 2) return fmt::format("num_warps={} are more than two for a strip", s.num_warps);
+  if (!cuda::is_half(s) || s.U_DTYPE == DType::fp32 || s.NEG_EIGVAL)
+    return "two warps share columns only where V' enters the state as 16-bit numbers";
+  if (s.K % 32 != 0 || s.BT % 32 != 0)
+    return fmt::format("K={} and BT={} are not two times multiples of 16", s.K, s.BT);
+  if (s.CHECKPOINTS) return "checkpoints inside chunks need all rows in one warp";
+  return {};
+}
+
+/// Empty, or why a block's warps cannot divide its columns of the state, which two may share where
+/// a template lets them: on an H200 it makes fwd_h and bwd_dhu slower.
+inline std::string strip_problem(const Spec& s, bool may_share = false) {
   const std::int64_t BV = s.BV;
   const std::int64_t warps = s.num_warps;
   // Errors of a segment's M grow with the chunk: on an H200 with bf16 they reached 8.1e-3.
@@ -73,9 +88,11 @@ inline std::string strip_problem(const Spec& s) {
                        s.BT);
   if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", s.V); !reason.empty())
     return reason;
-  if (BV % (16 * warps) != 0)
+  if (std::string reason = sharing_problem(s); may_share && !reason.empty()) return reason;
+  const std::int64_t parts = may_share ? cuda::key_parts(s) : 1;
+  if (BV * parts % (16 * warps) != 0)
     return fmt::format("BV={} is not a multiple of 16 columns for each of {} warps", BV, warps);
-  if (BV / 16 / warps > 2 || accumulators(s) > cuda::kMaxAccumulators)
+  if (BV / 16 * parts / warps > 2 || accumulators(s) > cuda::kMaxAccumulators)
     return fmt::format("num_warps={} keeps too much of the state in each thread", warps);
   return {};
 }

@@ -46,6 +46,7 @@ Block::Block(int threads, std::int64_t shared_bytes, Schedule schedule)
   machine_.shared = shared_.data();
   machine_.shared_bytes = static_cast<long>(shared_bytes_);
   machine_.sync_block = sync_block;
+  machine_.sync_named = sync_named;
   machine_.collective = collective;
   machine_.copy_async = copy_async;
   machine_.copy_async_commit = copy_async_commit;

@@ -18,7 +18,6 @@ HopperMachine Block::hopper_machine() {
           .bulk_store = bulk_store,
           .bulk_commit = bulk_commit,
           .bulk_wait = bulk_wait,
-          .sync_named = sync_named,
           .touch = touch,
           .fence_proxy_async = fence_proxy_async};
 }

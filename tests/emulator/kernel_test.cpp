@@ -164,6 +164,27 @@ TEST_F(Kernel, ShortConvGradients) {
       }
 }
 
+/// Two warps a strip of columns, each with half of the keys and of a chunk's rows: chunks that end
+/// in either half, few columns and many, gates and none.
+TEST_F(Kernel, WarpsThatShareColumnsOfAScan) {
+  std::uint64_t seed = 90;
+  for (const std::int64_t BT : {32, 64})
+    for (const char* const op : {"gated_delta_rule", "delta_rule"})
+      for (const bool few : {false, true}) {
+        ++seed;
+        Problem p = problem(1, 0, 1, 2, few ? 96 : 128, few ? 33 : 64);
+        p.op = op;
+        p.dtype = p.beta_dtype = seed % 3 == 0 ? DType::fp16 : DType::bf16;
+        p.use_qk_l2norm = seed % 4 < 2;
+        p.initial_state = p.state_v_first = seed % 3 < 2;
+        const std::vector<std::int64_t> lengths{3 * BT + 1, 0, BT - 5, BT / 2 - 1};
+        const StageData data = make_stage_data(packed(p, lengths), BT, Gate::mixed, seed, lengths);
+        const std::int64_t BV = few ? 32 : 64;
+        expect_correct("fwd_h_o.portable", data,
+                       {{"BV", BV}, {"num_stages", std::int64_t{1}}, {"num_warps", BV / 8}});
+      }
+}
+
 constexpr std::string_view kWalks[] = {"kda_fwd_h_o.hopper", "fwd_h_segment.hopper",
                                        "kda_fwd_h_o_resume.hopper"};
 

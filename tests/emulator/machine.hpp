@@ -61,7 +61,6 @@ struct HopperMachine {
   void (*bulk_store)(void* to, const void* from, unsigned bytes) = nullptr;
   void (*bulk_commit)() = nullptr;
   void (*bulk_wait)(int pending) = nullptr;
-  void (*sync_named)(int name, int threads, bool wait) = nullptr;
   void (*touch)(const void* shared) = nullptr;
   void (*fence_proxy_async)() = nullptr;
 };
@@ -74,6 +73,7 @@ struct Machine {
   unsigned char* shared = nullptr;
   long shared_bytes = 0;
   void (*sync_block)() = nullptr;
+  void (*sync_named)(int name, int threads, bool wait) = nullptr;
   void (*collective)(Collective, LaneOperands&) = nullptr;
   void (*copy_async)(void* destination, const void* source, int bytes, bool valid) = nullptr;
   void (*copy_async_commit)() = nullptr;

@@ -28,6 +28,10 @@ inline int lane_index() { return wyvern_machine->thread % 32; }
 inline int warp_index() { return wyvern_machine->thread / 32; }
 inline unsigned char* shared_memory() { return wyvern_machine->shared; }
 inline void sync_block() { wyvern_machine->sync_block(); }
+inline void sync_named(int name, int threads) { wyvern_machine->sync_named(name, threads, true); }
+inline void arrive_named(int name, int threads) {
+  wyvern_machine->sync_named(name, threads, false);
+}
 inline void sync_warp() {
   LaneOperands lane;
   wyvern_machine->collective(Collective::sync_warp, lane);

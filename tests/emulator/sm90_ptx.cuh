@@ -60,11 +60,6 @@ void bulk_wait_read() {
 inline void fence_proxy_async() { hopper().fence_proxy_async(); }
 inline void touch(const void* pointer) { hopper().touch(pointer); }
 
-// ---- named barriers -----------------------------------------------------------------------------
-
-inline void sync_named(int name, int threads) { hopper().sync_named(name, threads, true); }
-inline void arrive_named(int name, int threads) { hopper().sync_named(name, threads, false); }
-
 // ---- matrix fragments ---------------------------------------------------------------------------
 
 inline void store_matrix(Collective operation, void* row, const uint32 (&r)[4]) {

@@ -190,7 +190,7 @@ WYVERN_DEVICE Fragment make_M(const Block& b, const Turn& turn, int warp, const 
   out.wait();  // until dk and the previous band's M have been read
   sm90::store_fragment(b.M(), M);
   sm90::fence_proxy_async();
-  sm90::sync_named(out.name, 128);
+  sync_named(out.name, 128);
   return M;
 }
 

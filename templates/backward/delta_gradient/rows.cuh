@@ -158,7 +158,7 @@ WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) 
   float* const parts = b.array<kLayout.state_dots>() + 4 * turn.factors().buffer;
   const float own = sum_warp(sum[0] + sum[1]);
   if (lane_index() == 0) parts[warp] = own;
-  sm90::sync_named(kWarpsName, 96);
+  sync_named(kWarpsName, 96);
   return parts[kFactorWarp] + parts[kGradientWarp] + parts[kNormWarp];
 }
 

@@ -7,7 +7,7 @@
 
 constexpr int kGatesName = 4;  ///< of the warpgroup's named barrier
 
-WYVERN_DEVICE void sync_gates() { sm90::sync_named(kGatesName, 128); }
+WYVERN_DEVICE void sync_gates() { sync_named(kGatesName, 128); }
 
 /// What each warp of the warpgroup has in `parts`, of this lane's two channels.
 WYVERN_DEVICE Float2 sum_parts(const float* parts) {

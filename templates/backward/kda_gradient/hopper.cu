@@ -314,7 +314,7 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
     out.wait();  // dk was there
     sm90::store_fragment(b.M(), M);
     sm90::fence_proxy_async();
-    sm90::sync_named(out.name, 128);
+    sync_named(out.name, 128);
 
     b.scores().wait_full(turn.item());
     const RowPair own =

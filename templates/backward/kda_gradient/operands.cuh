@@ -145,7 +145,7 @@ WYVERN_DEVICE Float2 exchange_sums(const Block& b, const GateSums& sum) {
     most = max_warp(most);
     if (lane_index() == 0) b.array<kLayout.steepness>()[warp] = most;
   }
-  sm90::sync_named(kOperandsName, 128);
+  sync_named(kOperandsName, 128);
   Float2 before{}, whole{};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -158,7 +158,7 @@ WYVERN_DEVICE decode::ValueVector<StateSpec, DTYPE> normalized(const float (&o)[
                                                                float eps) {
   decode::ValueVector<StateSpec, float> gate = {};
   gate.load(row + kPlaces.output_gate, column);
-  sm90::sync_named(1, recurrent::kStateWarps * 32);
+  sync_named(1, recurrent::kStateWarps * 32);
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < recurrent::kStateWarps; i += 4) {

@@ -26,6 +26,15 @@ WYVERN_DEVICE int warp_index() { return static_cast<int>(threadIdx.x >> 5U); }
 WYVERN_DEVICE void sync_block() { __syncthreads(); }
 WYVERN_DEVICE void sync_warp() { __syncwarp(); }
 
+/// Barrier `name` (1 to 15; 0 is sync_block's) of `threads` threads, a multiple of 32.
+WYVERN_DEVICE void sync_named(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+/// Counts this thread in without waiting.
+WYVERN_DEVICE void arrive_named(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
 /// The launch's dynamic shared memory, aligned to 128 bytes.
 WYVERN_DEVICE unsigned char* shared_memory() {
   extern __shared__ __align__(128) unsigned char wyvern_shared[];

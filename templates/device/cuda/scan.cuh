@@ -18,6 +18,8 @@ struct ForwardScan : ScanBlock<S> {
   using Block = ScanBlock<S>;
   using Block::columns_from;
   using Block::kPaddedK;
+  using Block::kParts;
+  using Block::kRows;
   using Block::kScaledKeys;
   using Block::kStrips;
   using Block::kThreads;
@@ -60,21 +62,24 @@ struct ForwardScan : ScanBlock<S> {
 
   /// V'^T = U^T - S^T W^T.
   WYVERN_DEVICE static void subtract_prediction(Values& values, const State& state,
-                                                const Buffer& buffer, int first_col,
-                                                float u_factor) {
-    multiply_rows<S::precision, kExactParts>(values, state, buffer.w);
+                                                const Buffer& buffer, float* sums, float u_factor) {
+    Block::template start_rows<kExactParts>(values, state, buffer.w, sums);
+    Block::sync_pair();
+    Block::finish_rows(values, sums);
+    const int first_row = Block::warp_row(), first_col = Block::warp_column();
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
 #pragma unroll
-      for (int n = 0; n < BT / 8; ++n) {
-        const Accumulator u = load_transposed(buffer.u, n * 8, first_col + i * 16);
+      for (int n = 0; n < kRows / 8; ++n) {
+        const Accumulator u = load_transposed(buffer.u, first_row + n * 8, first_col + i * 16);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           values[i][n].x[j] = (S::STATE_UNIT ? u.x[j] * u_factor : u.x[j]) - values[i][n].x[j];
       }
   }
 
-  /// Rows of a chunk, by multiples of 16: all of them where it has no checkpoint inside.
+  /// Rows of a chunk, by multiples of 16: all of them where it has no checkpoint inside. Warps that
+  /// share columns have only all.
   struct Rows {
     int begin = 0, end = BT;
     WYVERN_DEVICE bool has(int row) const { return begin <= row && row < end; }
@@ -84,11 +89,11 @@ struct ForwardScan : ScanBlock<S> {
   WYVERN_DEVICE static void decay_to_end(Values& values, const Buffer& buffer, int last, Rows of) {
     if constexpr (S::SCALAR_GATE || kScaledKeys) {
 #pragma unroll
-      for (int n = 0; n < BT / 8; ++n)
+      for (int n = 0; n < kRows / 8; ++n)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           if (!of.has(n * 8)) continue;
-          const int r = n * 8 + accumulator_col(j);
+          const int r = Block::warp_row() + n * 8 + accumulator_col(j);
           float factor = 1.0f;
           if constexpr (S::SCALAR_GATE) factor = decay(buffer.G[last] - buffer.G[r]);
           if constexpr (kScaledKeys) factor *= buffer.k_rstd[r];
@@ -109,8 +114,11 @@ struct ForwardScan : ScanBlock<S> {
   WYVERN_DEVICE static void update_state(State& state, Values& values, const Buffer& buffer,
                                          int last) {
     if constexpr (S::SCALAR_GATE) decay_state<false>(state, buffer.G + last);
-    if constexpr (S::VECTOR_GATE) decay_state<true>(state, buffer.Gk_end);
-    add_values(state, values, buffer, last, {});
+    if constexpr (S::VECTOR_GATE) decay_state<true>(state, buffer.Gk_end + Block::warp_key());
+    if constexpr (kParts == 1)
+      add_values(state, values, buffer, last, {});
+    else
+      add_shared_values(state, values, buffer, last);
   }
 
   /// S^T += V'^T diag(exp(G_last - G)) K, over some rows of a chunk. Scales `values` in place.
@@ -133,6 +141,29 @@ struct ForwardScan : ScanBlock<S> {
         }
         add_rows<S::precision>(state, a, buffer.k, step);
       }
+    }
+  }
+
+  /// The same over all rows, of warps that share columns: V' takes U's place on its way.
+  WYVERN_DEVICE static void add_shared_values(State& state, Values& values, const Buffer& buffer,
+                                              int last) {
+    static_assert(kUpdateParts == 1);
+    decay_to_end(values, buffer, last, {});
+    const int first_row = Block::warp_row(), first_col = Block::warp_column();
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+      for (int step = 0; step < kRows / 16; ++step)
+        Block::hand_fragment(buffer.u, first_row + step * 16, first_col + i * 16,
+                             fragment_a<T>(values[i], step));
+    Block::sync_pair();
+#pragma unroll
+    for (int step = 0; step < BT / 16; ++step) {
+      FragmentA<T> a[kStrips];
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i)
+        a[i] = Block::handed_fragment(buffer.u, step * 16, first_col + i * 16);
+      add_rows<S::precision>(state, a, Block::template warp_keys<BT>(buffer.k), step);
     }
   }
 
@@ -279,7 +310,7 @@ struct ForwardScan : ScanBlock<S> {
       const int rows = smaller(range.tokens - chunk * BT, BT);
       Values values;
       before(chunk, state);
-      subtract_prediction(values, state, buffer, Block::warp_column(), in.u_factor);
+      subtract_prediction(values, state, buffer, array_at<kLayout.sums>(shared), in.u_factor);
       found(chunk, rows, values);
       if constexpr (sizeof...(Update) == 0)
         update_state(state, values, buffer, rows - 1);

@@ -6,6 +6,20 @@
 
 namespace wyvern::cuda {
 
+/// Warps of a scan that have the same columns of the state, each a part of their keys: more than
+/// one where there are more warps than strips of sixteen columns.
+template <class S>
+constexpr int key_parts(const S& s) {
+  return s.num_warps * 16 > s.BV ? static_cast<int>(s.num_warps * 16 / s.BV) : 1;
+}
+
+/// What warps that share columns hand each other: of each warp the sums, over its keys, of the rows
+/// of a chunk that are its neighbour's.
+template <class S>
+constexpr long long handed_sums(const S& s) {
+  return key_parts(s) == 1 ? 0 : s.BV * s.BT;
+}
+
 /// num_stages buffers that chunks pass through on the way from the first to the last; places are
 /// offsets in one buffer.
 template <class S>
@@ -16,6 +30,7 @@ struct ForwardScanLayout {
   ArrayPlace k_rstd;
   int buffer_bytes;
   ArrayPlace largest;  // behind the buffers: a number of each warp
+  ArrayPlace sums;     // between warps that share columns
   int bytes;
 
   constexpr explicit ForwardScanLayout(const S& s) {
@@ -29,6 +44,7 @@ struct ForwardScanLayout {
     buffer_bytes = at.bytes;
     at.bytes = static_cast<int>(s.num_stages * buffer_bytes);
     if (s.STATE_UNIT) largest = at.array(s.num_warps);
+    sums = at.array(handed_sums(s));
     bytes = at.bytes;
   }
 };

@@ -89,11 +89,12 @@ struct StateStrip {
   }
 };
 
-/// rows += S^T x^T: a column for each row of x. The state enters as the sum of Parts numbers of T.
-template <Precision P, int Parts = 1, class T, int Strips, int Size, int Keys>
+/// rows += S^T x^T: a column for each row of x, of which the state has the first Keys columns. The
+/// state enters as the sum of Parts numbers of T.
+template <Precision P, int Parts = 1, class T, int Strips, int Size, int Keys, int Cols>
 WYVERN_DEVICE void multiply_rows(Accumulator (&rows)[Strips][Size / 8],
                                  const StateStrip<Keys> (&state)[Strips],
-                                 const Tile<T, Size, Keys>& x) {
+                                 const Tile<T, Size, Cols>& x) {
 #pragma unroll
   for (int step = 0; step < Keys / kDepth<T>; ++step) {
     FragmentA<T> a[Strips][Parts];
@@ -116,10 +117,11 @@ WYVERN_DEVICE void multiply_rows(Accumulator (&rows)[Strips][Size / 8],
   }
 }
 
-/// S^T += a x for one step of rows of x: `a` holds their columns of what is transposed there.
-template <Precision P, class T, int Strips, int Size, int Keys>
+/// S^T += a x for one step of rows of x, its first Keys columns: `a` holds their columns of what is
+/// transposed there.
+template <Precision P, class T, int Strips, int Size, int Keys, int Cols>
 WYVERN_DEVICE void add_rows(StateStrip<Keys> (&state)[Strips], const FragmentA<T> (&a)[Strips],
-                            const Tile<T, Size, Keys>& x, int step) {
+                            const Tile<T, Size, Cols>& x, int step) {
 #pragma unroll
   for (int n = 0; n < Keys / 8; n += 2) {
     const auto b = load_b(x, step * kDepth<T>, n * 8);

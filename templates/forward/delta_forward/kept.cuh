@@ -22,7 +22,7 @@ struct KeptOutput : PlainOutput {
     for (int j = 0; j < K / 16; ++j)
       sm90::store_matrix_x4_transposed(sm90::matrices_at(tile, 2 * j), state.x[j]);
     sm90::fence_proxy_async();
-    sm90::sync_named(1 + consumer, 128);
+    sync_named(1 + consumer, 128);
     if (thread_index() % 128 != 0) return;
     sm90::tensor_store(states, {0, 0, kPanels * b.tile + consumer, place + chunk * heads},
                        tile.data);
@@ -37,7 +37,7 @@ struct KeptOutput : PlainOutput {
     const SquareTile tile = b.values(buffer, consumer);
     sm90::store_transposed(tile, x);
     sm90::fence_proxy_async();
-    sm90::sync_named(1 + consumer, 128);
+    sync_named(1 + consumer, 128);
     sm90::store_rows(values, value_rows, tile, b.token + chunk * kRows, b.rows(chunk),
                      kPanels * b.tile + consumer, b.head, V);
   }

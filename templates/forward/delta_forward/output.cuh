@@ -39,7 +39,7 @@ struct PlainOutput : NothingKept {
     // With one buffer its last store must have read it; with two the barrier below orders that.
     if constexpr (kLayout.outputs == 1) {
       if (thread == 0) sm90::bulk_wait_read<0>();
-      sm90::sync_named(1 + consumer, 128);
+      sync_named(1 + consumer, 128);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -51,7 +51,7 @@ struct PlainOutput : NothingKept {
     }
     sm90::fence_proxy_async();
     if (kLayout.outputs > 1 && thread == 0) sm90::bulk_wait_read<0>();
-    sm90::sync_named(1 + consumer, 128);
+    sync_named(1 + consumer, 128);
     sm90::store_rows(map, rows, tile, b.token + chunk * kRows, b.rows(chunk),
                      kPanels * b.tile + consumer, b.head, V);
   }
@@ -85,7 +85,7 @@ struct NormOutput : NothingKept {
     if (chunk < b.overlap) return;
     share_squares(b, consumer, x, chunk);
     float* const rstd = sum_squares(b, consumer, chunk);
-    sm90::sync_named(1 + consumer, 128);
+    sync_named(1 + consumer, 128);
     const SquareTile tile = output_tile(b, consumer, chunk);
     sm90::barrier_wait(b.barrier<kLayout.gate_full>(consumer),
                        static_cast<uint32>(chunk - b.overlap) % 2);
@@ -109,7 +109,7 @@ struct NormOutput : NothingKept {
       sm90::store_matrix_x4_transposed(sm90::matrices_at(tile, 2 * j), pairs);
     }
     sm90::fence_proxy_async();
-    sm90::sync_named(1 + consumer, 128);
+    sync_named(1 + consumer, 128);
     sm90::store_rows(map, rows, tile, b.token + chunk * kRows, b.rows(chunk), consumer, b.head, V);
   }
 
@@ -145,7 +145,7 @@ struct NormOutput : NothingKept {
     const int warp = 4 * consumer + static_cast<int>(warp_index()) % 4;
     *reinterpret_cast<Float2*>(squares_of(b, chunk) + warp * kRows + eight * 8 +
                                lane % 4 * 2) = {{part[0], part[1]}};
-    sm90::sync_named(kConsumersName, 256);
+    sync_named(kConsumersName, 256);
   }
 
   /// 1 / sqrt(mean + eps) of each row, by the first 64 threads of a warpgroup.

@@ -75,7 +75,7 @@ struct SharedState {
   }
 
   /// Among this warpgroup.
-  WYVERN_DEVICE void sync() const { sm90::sync_named(1 + consumer, 128); }
+  WYVERN_DEVICE void sync() const { sync_named(1 + consumer, 128); }
 
   /// Makes this warpgroup's writes to shared memory visible to its products.
   WYVERN_DEVICE void publish() const {

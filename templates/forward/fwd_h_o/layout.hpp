@@ -14,6 +14,8 @@ struct SharedLayout {
   cuda::ArrayPlace q_rstd;
   int buffer_bytes;
   cuda::TilePlace scores;
+  cuda::TilePlace values;  ///< V', of warps that share columns
+  cuda::ArrayPlace sums;   ///< of outputs, between these
   int bytes;
 
   constexpr explicit SharedLayout(const S& s) : first(cuda::ForwardScanLayout<S>(s).bytes) {
@@ -23,6 +25,10 @@ struct SharedLayout {
     buffer_bytes = at.bytes;
     at.bytes = first + static_cast<int>(s.num_stages * buffer_bytes);
     scores = at.tile(s.BT, s.BT, s.DTYPE);
+    if (cuda::key_parts(s) > 1) {
+      values = at.tile(s.BT, s.BV, s.DTYPE);
+      sums = at.array(cuda::handed_sums(s));
+    }
     bytes = at.bytes;
   }
 };

@@ -1,6 +1,7 @@
 // The state scan and the output, one block BV value columns of one sequence and value head. The
 // block's warps share a chunk's scores, each a part of their 16x16 tiles; everything else of a
-// chunk they compute for their own columns, the output transposed like V'.
+// chunk they compute for their own columns, or for half of the rows of those that two of them
+// share, the output transposed like V'.
 #include "device/cuda/scan.cuh"
 #include "device/cuda/token_rows.cuh"
 #include "device/state_slots.hpp"
@@ -36,11 +37,14 @@ WYVERN_DEVICE void compute_scores(const Queries& queries, const Scan::Buffer& bu
   for (int tile = warp_index(); tile < kTiles * (kTiles + 1) / 2; tile += num_warps) {
     int down = 0, across = tile;
     while (across > down) across -= ++down;
-    Accumulator product[2];
+    // Two sums in turn, so that half as many products wait for each other.
+    Accumulator product[2], other[2];
 #pragma unroll
-    for (int depth = 0; depth < Scan::kPaddedK; depth += kDepth<DTYPE>)
-      multiply<precision>(product[0], product[1], load_a(queries.q, down * 16, depth),
+    for (int depth = 0; depth < Scan::kPaddedK; depth += kDepth<DTYPE>) {
+      auto& sum = depth / kDepth<DTYPE> % 2 == 0 ? product : other;
+      multiply<precision>(sum[0], sum[1], load_a(queries.q, down * 16, depth),
                           load_b_transposed(buffer.k, depth, across * 16));
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -50,20 +54,34 @@ WYVERN_DEVICE void compute_scores(const Queries& queries, const Scan::Buffer& bu
         float scale = 1.0f;
         if constexpr (SCALAR_GATE) scale = decay(buffer.G[r] - buffer.G[s]);
         if constexpr (QK_L2NORM) scale *= queries.q_rstd[r] * buffer.k_rstd[s];
-        *scores.at(r, s) = from_float<DTYPE>(r >= s ? product[half].x[i] * scale : 0.0f);
+        const float sum = product[half].x[i] + other[half].x[i];
+        *scores.at(r, s) = from_float<DTYPE>(r >= s ? sum * scale : 0.0f);
       }
   }
 }
 
+/// Factors of the columns of the output: of the warp's rows of the chunk.
+struct RowFactors {
+  float at[Scan::kRows / 8][2];
+
+  WYVERN_DEVICE void find(const Queries& queries, const Scan::Buffer& buffer) {
+    if constexpr (SCALAR_GATE || QK_L2NORM)
+#pragma unroll
+      for (int n = 0; n < Scan::kRows / 8; ++n)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          at[n][j] = queries.factor(buffer, Scan::warp_row() + n * 8 + accumulator_col(j));
+  }
+};
+
 /// out <- exp(G) out: a column for each row of the chunk.
-WYVERN_DEVICE void decay_from_start(Scan::Values& out, const Queries& queries,
-                                    const Scan::Buffer& buffer) {
+WYVERN_DEVICE void decay_from_start(Scan::Values& out, const RowFactors& factors) {
   if constexpr (SCALAR_GATE || QK_L2NORM) {
 #pragma unroll
-    for (int n = 0; n < BT / 8; ++n)
+    for (int n = 0; n < Scan::kRows / 8; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float factor = queries.factor(buffer, n * 8 + accumulator_col(j));
+        const float factor = factors.at[n][j];
 #pragma unroll
         for (int i = 0; i < Scan::kStrips; ++i) {
           out[i][n].x[j] *= factor;
@@ -85,6 +103,42 @@ WYVERN_DEVICE void add_values(Scan::Values& out, const Scan::Values& values) {
 #pragma unroll
     for (int n = step * kDepth<DTYPE> / 16 * 2; n < BT / 8; n += 2) {
       const auto b = load_b_transposed(scores, step * kDepth<DTYPE>, n * 8);
+#pragma unroll
+      for (int i = 0; i < Scan::kStrips; ++i)
+        multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
+    }
+  }
+}
+
+/// Makes V' of the warp's rows known to its neighbour, before all warps have met.
+WYVERN_DEVICE void hand_values(const Scan::Values& values) {
+  if constexpr (Scan::kParts > 1) {
+    const auto all = tile_at<kLayout.values>(shared_memory());
+#pragma unroll
+    for (int i = 0; i < Scan::kStrips; ++i)
+#pragma unroll
+      for (int step = 0; step < Scan::kRows / 16; ++step)
+        Scan::hand_fragment(all, Scan::warp_row() + step * 16, Scan::warp_column() + i * 16,
+                            fragment_a<DTYPE>(values[i], step));
+  }
+}
+
+/// The same as add_values(), of V' of both warps.
+WYVERN_DEVICE void add_handed_values(Scan::Values& out) {
+  const auto scores = tile_at<kLayout.scores>(shared_memory());
+  const auto all = tile_at<kLayout.values>(shared_memory());
+#pragma unroll
+  for (int step = 0; step < BT / 16; ++step) {
+    if (step * 16 >= Scan::warp_row() + Scan::kRows) break;
+    FragmentA<DTYPE> a[Scan::kStrips];
+#pragma unroll
+    for (int i = 0; i < Scan::kStrips; ++i)
+      a[i] = Scan::handed_fragment(all, step * 16, Scan::warp_column() + i * 16);
+#pragma unroll
+    for (int n = 0; n < Scan::kRows / 8; n += 2) {
+      const int row = Scan::warp_row() + n * 8;
+      if (row < step * 16) continue;
+      const auto b = load_b_transposed(scores, step * 16, row);
 #pragma unroll
       for (int i = 0; i < Scan::kStrips; ++i)
         multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
@@ -117,14 +171,16 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
     const auto* const from = (INPLACE_STATE ? state : initial_state) + slots.from;
     const float scale = scale_at<Spec>(state_scale, slots.from_scale);
     if (starts)
-      visit_state<STATE_V_FIRST, K, V>(scanned, first_v, [from, scale](int64 offset, float& x) {
-        x = to_float(from[offset]) * scale;
+      Scan::for_each_element(scanned, tile_v, V, [from, scale](int row, int v, float& x) {
+        x = to_float(from[state_offset<STATE_V_FIRST, K, V>(row, v)]) * scale;
       });
     unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), scanned, starts ? from : nullptr,
                             scale, range, e, nullptr, kValueUnit<Spec>);
     in.u_factor = kValueUnit<Spec> / unit;
   };
   Scan::Values out;
+  RowFactors factors;
+  float* const sums = array_at<kLayout.sums>(shared_memory());
   const auto before = [&](int chunk, const Scan::State& entering) {
     const Queries queries(chunk);
     const Scan::Buffer buffer(shared_memory(), chunk);
@@ -132,20 +188,30 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
 #pragma unroll
     for (int i = 0; i < Scan::kStrips; ++i)
 #pragma unroll
-      for (int n = 0; n < BT / 8; ++n) out[i][n] = {};
-    multiply_rows<precision>(out, entering, queries.q);
-    decay_from_start(out, queries, buffer);
+      for (int n = 0; n < Scan::kRows / 8; ++n) out[i][n] = {};
+    Scan::start_rows<1>(out, entering, queries.q, sums);
+    factors.find(queries, buffer);
+    if constexpr (Scan::kParts == 1) decay_from_start(out, factors);
   };
   const auto found = [&](int chunk, int rows, const Scan::Values& values) {
+    if constexpr (Scan::kParts > 1) {
+      Scan::finish_rows(out, sums);
+      decay_from_start(out, factors);
+      hand_values(values);
+    }
     sync_block();  // the scores are complete
-    add_values(out, values);
+    if constexpr (Scan::kParts == 1)
+      add_values(out, values);
+    else
+      add_handed_values(out);
     const float scale = e.scale * unit;
 #pragma unroll
     for (int i = 0; i < Scan::kStrips; ++i)
 #pragma unroll
-      for (int n = 0; n < BT / 8; ++n) out[i][n] = scaled(out[i][n], scale);
-    store_rows<V>(outputs.row(range.token + int64{chunk} * BT) + first_v, o_stride, out, rows,
-                  Scan::columns_from(first_v));
+      for (int n = 0; n < Scan::kRows / 8; ++n) out[i][n] = scaled(out[i][n], scale);
+    const int first_row = Scan::warp_row();
+    store_rows<V>(outputs.row(range.token + int64{chunk} * BT + first_row) + first_v, o_stride, out,
+                  rows - first_row, Scan::columns_from(first_v));
   };
   const auto load_queries = [&](int chunk, int64 token, int rows) {
     const Queries queries(chunk);
@@ -163,13 +229,15 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
     Scan::scan_chunks_beside(shared_memory(), scanned, in, range, StateColumns{tile_v},
                              load_queries, begin, before, found);
   }
-  if constexpr (INPLACE_STATE)
-    visit_state<STATE_V_FIRST, K, V>(
-        scanned, first_v,
-        [to = state + slots.to, factor = unit / scale_at<Spec>(state_scale, slots.to_scale)](
-            int64 offset, float& x) { to[offset] = from_float<STATE_DTYPE>(x * factor); });
+  if constexpr (INPLACE_STATE) {
+    const float factor = unit / scale_at<Spec>(state_scale, slots.to_scale);
+    Scan::for_each_element(scanned, tile_v, V, [&](int row, int v, float& x) {
+      state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] =
+          from_float<STATE_DTYPE>(x * factor);
+    });
+  }
   if constexpr (FINAL_STATE)
-    visit_state<STATE_V_FIRST, K, V>(
-        scanned, first_v,
-        [to = final_state + slots.to, unit](int64 offset, float& x) { to[offset] = x * unit; });
+    Scan::for_each_element(scanned, tile_v, V, [&](int row, int v, float& x) {
+      final_state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] = x * unit;
+    });
 }

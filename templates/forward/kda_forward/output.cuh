@@ -136,7 +136,7 @@ struct NormOutput {
     float* const row =
         array_at<kLayout.squares>(strip.b.shared) + (slice % 2 * kSlice + strip.lane / 2) * kWarps;
     if (strip.lane % 2 == 0) row[strip.first / 16] = own;
-    sm90::sync_named(kName, 32 * kWarps);
+    sync_named(kName, 32 * kWarps);
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kWarps; i += 4) {

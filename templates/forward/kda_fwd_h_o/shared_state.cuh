@@ -47,7 +47,7 @@ struct SharedState {
   /// U of a chunk, then V'.
   WYVERN_DEVICE SquareTile values(int buffer) const { return {b.tile_of<kLayout.u>(buffer).data}; }
 
-  WYVERN_DEVICE void sync() const { sm90::sync_named(1, 128); }
+  WYVERN_DEVICE void sync() const { sync_named(1, 128); }
   /// Makes this warpgroup's writes to shared memory visible to its products.
   WYVERN_DEVICE void publish() const {
     sm90::fence_proxy_async();

@@ -160,9 +160,9 @@ WYVERN_DEVICE void make_scores(const Slice& slice, const KeyScores& keys, const 
     make_block(slice, true, part / (kParts / 2), keys);
     if (part == 0) {
       keys.put_diagonal(slice.joined(), first);
-      sm90::sync_named(kKeysDone, kMakers);
+      sync_named(kKeysDone, kMakers);
     } else {
-      sm90::arrive_named(kKeysDone, kMakers);
+      arrive_named(kKeysDone, kMakers);
     }
   }
   if (part % 2 != 0)

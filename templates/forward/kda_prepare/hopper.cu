@@ -34,7 +34,7 @@ WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to,
                               sm90::columns_of(tile), true);
   sm90::end_products<0>(x);
   // By way of the tile, in rows of 128 bytes, when all have read it.
-  sm90::sync_named(kFirstOfRows + warp_index() / 4, 128);
+  sync_named(kFirstOfRows + warp_index() / 4, 128);
   const float factor = 1.0f / unit;
 #pragma unroll
   for (int c = 0; c < kChunk; c += 16) {

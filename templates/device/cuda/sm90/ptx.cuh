@@ -150,17 +150,6 @@ WYVERN_DEVICE void fence_proxy_async() {
 /// from which the emulator tells where fence_proxy_async() is missing.
 WYVERN_DEVICE void touch(const void* /*pointer*/) {}
 
-// ---- named barriers -----------------------------------------------------------------------------
-
-/// Barrier `name` (1 to 15; 0 is sync_block's) of `threads` threads, a multiple of 32.
-WYVERN_DEVICE void sync_named(int name, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-/// Counts this thread in without waiting.
-WYVERN_DEVICE void arrive_named(int name, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
 // ---- matrix fragments ---------------------------------------------------------------------------
 
 /// load_matrix_x4 the other way: lane i gives the address of row i % 8 of matrix i / 8.
