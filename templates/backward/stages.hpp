@@ -9,7 +9,8 @@
 //   Z  = T (V - a K S)                          S' = exp(G_C) S + K^T (d b Z)
 //   x  = P^T dO + d b (K dS')                   dV = T^T x
 //   dS = exp(G_C) dS' + Q^T (scale a dO) - K^T (a dV)
-// where dV / b has all digits however small b is, as dbeta needs, and then, chunk by chunk,
+// where dV / b has all digits however small b is, as dbeta needs. With norms the reverse scan also
+// leaves row_scales, 1 / norm of a chunk's rows of q, then of k. Then, chunk by chunk,
 //   N  = dV Z^T    dbeta = diag(N) / b          M  = -strict(N * D) diag(b)
 //   F  = scale strict(dO Z^T * D) diag(b)       o  = scale b diag(dO Z^T)
 //   dQ = scale a (dO S^T) + F K + o K
@@ -21,7 +22,7 @@
 // kda has a decay a channel and three kernels. The first computes all that needs no state; its rows
 // include factors that the scans would else apply:
 //   decayed_rows: -a K, b d K, scale a Q    squares: T - I, P    decay = exp(G_C)
-//   row_scales: 1 / norm of rows of q, then of k
+//   row_scales, as above
 // For a summary the reverse scan alone comes next, which needs neither v nor Z. dG has a product
 // for each channel, not sums over channels. `dv` is dV.
 //
