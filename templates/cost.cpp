@@ -75,9 +75,14 @@ double derived(const Template& t, const Spec& spec, const Workload& work, const 
     const Geometry geometry = t.geometry(spec, e, limits);
     const double blocks = real(geometry.grid[0] * geometry.grid[1] * geometry.grid[2]);
     const double scans = real((split && scan != Scan::segments ? e.NS : e.N) * spec.HV);
-    // Segments are as long as each other, and some multiprocessors have one more of their blocks.
+    // Some multiprocessors have one more of the segments' blocks, and all of these last as long as
+    // a whole segment: a sequence's last one may be shorter.
     const double each = blocks / units(limits);
-    if (split && scan != Scan::segments && each > 1) parallel *= std::ceil(each) / each;
+    if (split && scan != Scan::segments && each > 1) {
+      const std::int64_t chunks = ceil_div(work.longest, work.shape.BT);
+      const std::int64_t whole = ceil_div(chunks, work.shape.SEG) * work.shape.SEG;
+      parallel *= std::ceil(each) / each * real(whole) / real(chunks);
+    }
     const double steps = scan == Scan::segments
                              ? real(ceil_div(work.longest, work.shape.BT * work.shape.SEG))
                              : real(cost::longest_scan(work));

@@ -39,11 +39,12 @@ std::string illegal(const Spec& s, const Limits& limits) {
 }
 
 // What the cost is made of: whole forward plans on one H200 (2026-11-28; K = V = 128, two stages,
-// each warp one strip of 16 columns), less the recorded times of their other kernels. Half a strip
-// a warp fits them too: 2.06 us a chunk of 32 tokens in 8 warps, and 1.72 in 4 with half the
-// columns, where they say 2.05 and 1.6.
+// each warp one strip of 16 columns), less the times of their other kernels; with a gate 1.90 us a
+// chunk of 32 tokens in 4 warps. Half a strip a warp takes 2.07 in 8 warps, and 1.69 in 4 with half
+// the columns, where they say 2.07 and 1.62.
 constexpr double kStart = 1.5;     ///< us of a block before its first chunk
 constexpr double kTurn = 0.3;      ///< us of a chunk, whatever its products
+constexpr double kShare = 0.22;    ///< us of a chunk, where two warps share a strip
 constexpr double kTile = 0.6;      ///< us of a warp for a 16x16 tile of scores, with K = 128
 constexpr double kArrival = 1.15;  ///< us until a chunk's tiles are there: of fwd_h, recorded
 /// Share by which each warp of a multiprocessor past its four schedulers slows all of them.
@@ -60,7 +61,7 @@ constexpr double real(T x) {
 }
 
 /// Microseconds of a warp for a strip's products of a chunk, with K = 128.
-constexpr double strip_us(std::int64_t BT) { return BT <= 16 ? 0.45 : BT <= 32 ? 1.4 : 2.2; }
+constexpr double strip_us(std::int64_t BT) { return BT <= 16 ? 0.45 : BT <= 32 ? 1.0 : 2.2; }
 
 /// Tiles of a chunk's scores, on and below the diagonal. Every block of a value head has them all.
 std::int64_t score_tiles(const Spec& s) { return s.BT / 16 * (s.BT / 16 + 1) / 2; }
@@ -84,7 +85,8 @@ cost::Pace pace(const Spec& s, double blocks) {
   const double deep = real(cuda::round_up(s.K, 16)) / 128;
   const double strips = real(s.BV) / 16 / real(s.num_warps);
   const double tiles = real(cuda::ceil_div(score_tiles(s), s.num_warps));
-  const double alone = kTurn + deep * (strips * strip_us(s.BT) + tiles * kTile);
+  const double alone = kTurn + (cuda::key_parts(s) > 1 ? kShare : 0) +
+                       deep * (strips * strip_us(s.BT) + tiles * kTile);
   const double crowd = 1 + kCrowd * std::max(0.0, blocks * real(s.num_warps) - 4);
   const double loads = real(s.BT * 2 * (3 * s.K + s.BV));
   double chunk = std::max({alone * crowd, blocks * flops(s) / kRate, blocks * loads / kLoads});
