@@ -466,10 +466,13 @@ double plan_cost(const Problem& problem, const Plan& plan, const Target& target)
   const std::vector<StageUse> uses = stage_uses(problem);
   const CheckedPlan checked = check_plan(problem, uses, plan, target);
   double us = 0;
-  for (std::size_t i = 0; i < plan.size(); ++i)
-    us += cost_of(*find_template(plan[i].template_id), Spec(checked.constants[i], plan[i].config),
-                  work_of(problem, target, checked.shape, uses[checked.starts[i]].rows),
-                  target.limits);
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    const Template& t = *find_template(plan[i].template_id);
+    PlanShape shape = checked.shape;
+    if (t.tunable("SEG") == nullptr) shape.SEG = 0;  // it goes through whole sequences
+    us += cost_of(t, Spec(checked.constants[i], plan[i].config),
+                  work_of(problem, target, shape, uses[checked.starts[i]].rows), target.limits);
+  }
   return us;
 }
 

@@ -577,6 +577,30 @@ TEST(Plans, ThatTakeSegmentsBeginWithThem) {
   EXPECT_NE(plan_problem(p, default_plan(whole, target), target), "");
 }
 
+/// Also where one scan of a plan goes through segments and the other through whole sequences.
+TEST(Plans, DefaultOnesAreTheCheapest) {
+  Target target = cuda_target("sm_80");
+  target.limits.multiprocessors = 108;
+  Problem p = gated();
+  p.dtype = p.beta_dtype = DType::bf16;
+  p.K = p.V = 128;
+  p.T = 8192;
+  int half_split = 0;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const std::int64_t HV : {8, 32, 64}) {
+      p.pass = pass, p.H = p.HV = HV;
+      const double least = plan_cost(p, default_plan(p, target), target);
+      for (const std::int64_t BT : {64, 32})
+        for (const Plan& plan : enumerate_plans(p, target, BT)) {
+          EXPECT_GE(plan_cost(p, plan, target), least * (1 - 1e-9)) << plan_to_json(plan);
+          const std::vector<std::string> kinds = names(plan);
+          if (std::ranges::count(kinds, "fwd_h_segment") * std::ranges::count(kinds, "bwd_dhu") > 0)
+            ++half_split;
+        }
+    }
+  EXPECT_GT(half_split, 0);
+}
+
 /// Segments are shared where both plans then cost less than those of the summary and the pass.
 TEST(Plans, ShareSegmentsWhereThatCostsLess) {
   Target target = cuda_target("sm_90a");
