@@ -208,7 +208,8 @@ class Measurement:
     def __init__(self, row: Row, part: str, device: str, regions: dict[str, Region]) -> None:
         self.row, self.part, self.regions = row, part, regions
         self.x = make(row, device)
-        self.do = torch.randn_like(self.x.z)
+        generator = torch.Generator(device).manual_seed(2)
+        self.do = torch.randn(self.x.z.shape, generator=generator, device=device).to(self.x.z.dtype)
         if part == "both":
             for y in vars(self.x).values():
                 y.requires_grad_()

@@ -43,7 +43,7 @@ def wait_for_a_tuner():
     return found[0]
 
 def stop(process):
-    # Not while it writes to the cache: others would wait for what it holds then.
+    # Not while it reads or writes the cache: others would wait for what it holds then.
     cache = Path(os.environ["WYVERN_CACHE_DIR"]) / "wyvern.db"
     while True:
         os.kill(process, signal.SIGSTOP)
@@ -52,7 +52,7 @@ def stop(process):
         try:
             with contextlib.closing(sqlite3.connect(f"file:{cache}?mode=rw", uri=True, timeout=0,
                                                     isolation_level=None)) as database:
-                database.execute("begin immediate")
+                database.execute("begin exclusive")
                 database.execute("rollback")
             return
         except sqlite3.OperationalError:

@@ -158,7 +158,7 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
       if constexpr (kNorms) along = along + dots;
       b.sums().wait_empty(turn.only());
       if constexpr (SCALAR_GATE) dots.over_quads().store(b.array<kLayout.query_dots>());
-      item_scale = scales_of<kLayout.query_scale>(b, turn);
+      item_scale = scales_of<kLayout.query_scale>(b, turn);  // until the sums are taken
       sm90::barrier_arrive(b.sums().full(turn.only()));
     }
     store_gradients(
@@ -282,7 +282,7 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
       sm90::barrier_arrive(b.rows().empty(turn.rows()));
       if constexpr (kNorms) along = along + dots.rows + dots.columns;
       if constexpr (SCALAR_GATE) store_key_dots(b, dots, warp);
-      item_scale = scales_of<kLayout.key_scale>(b, turn);
+      item_scale = scales_of<kLayout.key_scale>(b, turn);  // until the sums are taken
       sm90::barrier_arrive(b.sums().full(turn.only()));
     }
     store_gradients(

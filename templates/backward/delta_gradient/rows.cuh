@@ -8,7 +8,7 @@
 
 // ---- factors of rows ----------------------------------------------------------------------------
 
-constexpr int kFactorWarp = 1, kGradientWarp = 2, kNormWarp = 3;
+constexpr int kFactorWarp = 1, kGradientWarp = 2, kSpareWarp = 3;
 constexpr int kWarpsName = 3;  ///< of a named barrier
 
 /// A gate's raw input, of one head.
@@ -159,7 +159,7 @@ WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) 
   const float own = sum_warp(sum[0] + sum[1]);
   if (lane_index() == 0) parts[warp] = own;
   sync_named(kWarpsName, 96);
-  return parts[kFactorWarp] + parts[kGradientWarp] + parts[kNormWarp];
+  return parts[kFactorWarp] + parts[kGradientWarp] + parts[kSpareWarp];
 }
 
 /// Where gradients of rows go, and parts of the gate's parameters.
@@ -259,7 +259,7 @@ WYVERN_DEVICE void clear_unused_parts(Items items, const RowGradients& to) {
 WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& given,
                                 const RowGradients& to) {
   const int warp = sm90::uniform(warp_index());
-  if (VARLEN && GATE_IN_KERNEL && warp == kNormWarp) clear_unused_parts(items, to);
+  if (VARLEN && GATE_IN_KERNEL && warp == kSpareWarp) clear_unused_parts(items, to);
   Turn turn;
   Item item, following{};
   RawRows raw, next{};

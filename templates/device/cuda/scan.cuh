@@ -147,23 +147,25 @@ struct ForwardScan : ScanBlock<S> {
   /// The same over all rows, of warps that share columns: V' takes U's place on its way.
   WYVERN_DEVICE static void add_shared_values(State& state, Values& values, const Buffer& buffer,
                                               int last) {
-    static_assert(kUpdateParts == 1);
-    decay_to_end(values, buffer, last, {});
-    const int first_row = Block::warp_row(), first_col = Block::warp_column();
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i)
-#pragma unroll
-      for (int step = 0; step < kRows / 16; ++step)
-        Block::hand_fragment(buffer.u, first_row + step * 16, first_col + i * 16,
-                             fragment_a<T>(values[i], step));
-    Block::sync_pair();
-#pragma unroll
-    for (int step = 0; step < BT / 16; ++step) {
-      FragmentA<T> a[kStrips];
+    if constexpr (kParts > 1) {
+      static_assert(kUpdateParts == 1);
+      decay_to_end(values, buffer, last, {});
+      const int first_row = Block::warp_row(), first_col = Block::warp_column();
 #pragma unroll
       for (int i = 0; i < kStrips; ++i)
-        a[i] = Block::handed_fragment(buffer.u, step * 16, first_col + i * 16);
-      add_rows<S::precision>(state, a, Block::template warp_keys<BT>(buffer.k), step);
+#pragma unroll
+        for (int step = 0; step < kRows / 16; ++step)
+          Block::hand_fragment(buffer.u, first_row + step * 16, first_col + i * 16,
+                               fragment_a<T>(values[i], step));
+      Block::sync_pair();
+#pragma unroll
+      for (int step = 0; step < BT / 16; ++step) {
+        FragmentA<T> a[kStrips];
+#pragma unroll
+        for (int i = 0; i < kStrips; ++i)
+          a[i] = Block::handed_fragment(buffer.u, step * 16, first_col + i * 16);
+        add_rows<S::precision>(state, a, Block::template warp_keys<BT>(buffer.k), step);
+      }
     }
   }
 
