@@ -7,6 +7,7 @@
 #include "device/cuda/scan_block.cuh"
 #include "device/cuda/warp.cuh"
 #include "device/scan_inputs.hpp"
+#include "device/state_slots.hpp"
 
 namespace wyvern::cuda {
 
@@ -78,8 +79,8 @@ struct ForwardScan : ScanBlock<S> {
       }
   }
 
-  /// Rows of a chunk, by multiples of 16: all of them where it has no checkpoint inside. Warps that
-  /// share columns have only all.
+  /// Rows of a chunk, by multiples of 16: all of them where it has no checkpoint inside, as where
+  /// warps share columns.
   struct Rows {
     int begin = 0, end = BT;
     WYVERN_DEVICE bool has(int row) const { return begin <= row && row < end; }
@@ -235,6 +236,38 @@ struct ForwardScan : ScanBlock<S> {
     if (checkpoints.next != passed + rows) return;
     write(checkpoints.element(head, in.e), state);
     checkpoints.pass();
+  }
+
+  /// The state that enters a sequence, `from` times `scale`, null for zeros, in the scan's unit,
+  /// which it returns; `units` as for enter_unit().
+  template <class Element>
+  WYVERN_DEVICE static float enter_sequence(unsigned char* shared, State& state, int tile_v,
+                                            const Element* from, float scale,
+                                            const ScanRange& range, const Extents& e,
+                                            float* units) {
+    if (from != nullptr)
+      Block::for_each_element(state, tile_v, S::V, [from, scale](int row, int v, float& x) {
+        x = to_float(from[state_offset<S::STATE_V_FIRST, K, V>(row, v)]) * scale;
+      });
+    return Block::enter_unit(unit_scratch(shared), state, from, scale, range, e, units,
+                             kValueUnit<S>);
+  }
+  /// The state that leaves a sequence, out of `unit`: in place, and to the final states.
+  template <class Element>
+  WYVERN_DEVICE static void leave_sequence(State& state, int tile_v, const StateSlots& slots,
+                                           float unit, Element* in_place, const float* state_scale,
+                                           float* final_state) {
+    if constexpr (S::INPLACE_STATE) {
+      const float factor = unit / scale_at<S>(state_scale, slots.to_scale);
+      Block::for_each_element(state, tile_v, S::V, [&](int row, int v, float& x) {
+        in_place[slots.to + state_offset<S::STATE_V_FIRST, K, V>(row, v)] =
+            from_float<Element>(x * factor);
+      });
+    }
+    if constexpr (S::FINAL_STATE)
+      Block::for_each_element(state, tile_v, S::V, [&](int row, int v, float& x) {
+        final_state[slots.to + state_offset<S::STATE_V_FIRST, K, V>(row, v)] = x * unit;
+      });
   }
 
   /// The `update` of a scan that starts `passed` tokens into its sequence and writes checkpoints

@@ -28,7 +28,7 @@ struct ScanBlock {
   static constexpr int kStrips = S::BV / 16 * kParts / S::num_warps;  // of sixteen columns, a warp
   static constexpr int kPaddedK = padded(S::K);
   static constexpr int kKeys = kPaddedK / kParts;  // of a warp
-  static constexpr int kRows = S::BT / kParts;     // of a chunk, of which a warp finds values
+  static constexpr int kRows = S::BT / kParts;     // of a chunk, whose values a warp computes
   static constexpr int kTilesV = ceil_div(S::V, S::BV);
   static constexpr bool kScaledKeys = S::QK_L2NORM && !S::VECTOR_GATE;
 

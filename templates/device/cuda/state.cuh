@@ -89,7 +89,7 @@ struct StateStrip {
   }
 };
 
-/// rows += S^T x^T: a column for each row of x, of which the state has the first Keys columns. The
+/// rows += S^T x^T: a column for each row of x, whose first Keys columns are the state's keys. The
 /// state enters as the sum of Parts numbers of T.
 template <Precision P, int Parts = 1, class T, int Strips, int Size, int Keys, int Cols>
 WYVERN_DEVICE void multiply_rows(Accumulator (&rows)[Strips][Size / 8],

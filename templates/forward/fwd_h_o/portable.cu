@@ -169,13 +169,8 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
     const bool starts =
         (INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state);
     const auto* const from = (INPLACE_STATE ? state : initial_state) + slots.from;
-    const float scale = scale_at<Spec>(state_scale, slots.from_scale);
-    if (starts)
-      Scan::for_each_element(scanned, tile_v, V, [from, scale](int row, int v, float& x) {
-        x = to_float(from[state_offset<STATE_V_FIRST, K, V>(row, v)]) * scale;
-      });
-    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), scanned, starts ? from : nullptr,
-                            scale, range, e, nullptr, kValueUnit<Spec>);
+    unit = Scan::enter_sequence(shared_memory(), scanned, tile_v, starts ? from : nullptr,
+                                scale_at<Spec>(state_scale, slots.from_scale), range, e, nullptr);
     in.u_factor = kValueUnit<Spec> / unit;
   };
   Scan::Values out;
@@ -229,15 +224,5 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
     Scan::scan_chunks_beside(shared_memory(), scanned, in, range, StateColumns{tile_v},
                              load_queries, begin, before, found);
   }
-  if constexpr (INPLACE_STATE) {
-    const float factor = unit / scale_at<Spec>(state_scale, slots.to_scale);
-    Scan::for_each_element(scanned, tile_v, V, [&](int row, int v, float& x) {
-      state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] =
-          from_float<STATE_DTYPE>(x * factor);
-    });
-  }
-  if constexpr (FINAL_STATE)
-    Scan::for_each_element(scanned, tile_v, V, [&](int row, int v, float& x) {
-      final_state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] = x * unit;
-    });
+  Scan::leave_sequence(scanned, tile_v, slots, unit, state, state_scale, final_state);
 }

@@ -13,7 +13,6 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const StateSlots slots =
       find_states<Spec>(sequence, head, e, state_stride, state_index, output_state_index);
   if (slots.null) return;  // its output is 0 for any h and V'
-  const int first_v = tile_v + Scan::warp_column();
   Scan::Inputs in{scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   Scan::State scanned;
   float unit = 1.0f;
@@ -21,32 +20,20 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
     const bool starts =
         (INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state);
     const auto* const from = (INPLACE_STATE ? state : initial_state) + slots.from;
-    const float scale = scale_at<Spec>(state_scale, slots.from_scale);
-    if (starts)
-      visit_state<STATE_V_FIRST, K, V>(scanned, first_v, [from, scale](int64 offset, float& x) {
-        x = to_float(from[offset]) * scale;
-      });
-    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), scanned, starts ? from : nullptr,
-                            scale, range, e, state_unit + place.slot * e.HV, kValueUnit<Spec>);
+    unit = Scan::enter_sequence(shared_memory(), scanned, tile_v, starts ? from : nullptr,
+                                scale_at<Spec>(state_scale, slots.from_scale), range, e,
+                                state_unit + place.slot * e.HV);
     in.u_factor = kValueUnit<Spec> / unit;
   };
   if constexpr (CHECKPOINTS) {
     auto kept = find_checkpoints<Spec>(0, sequence, e, seq_offsets, checkpoint_offsets);
-    scan_and_store<Scan>(
-        shared_memory(), scanned, in, range, place.slot, tile_v, h, v_new, begin,
-        Scan::by_checkpoints(scanned, in, range, 0, kept, first_v, checkpoints, unit));
+    scan_and_store<Scan>(shared_memory(), scanned, in, range, place.slot, tile_v, h, v_new, begin,
+                         Scan::by_checkpoints(scanned, in, range, 0, kept,
+                                              tile_v + Scan::warp_column(), checkpoints, unit));
   } else {
     scan_and_store<Scan>(shared_memory(), scanned, in, range, place.slot, tile_v, h, v_new, begin);
   }
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h, sequence, head, tile_v, chunk_offsets, e);
-  if constexpr (INPLACE_STATE)
-    visit_state<STATE_V_FIRST, K, V>(
-        scanned, first_v,
-        [to = state + slots.to, factor = unit / scale_at<Spec>(state_scale, slots.to_scale)](
-            int64 offset, float& x) { to[offset] = from_float<STATE_DTYPE>(x * factor); });
-  if constexpr (FINAL_STATE)
-    visit_state<STATE_V_FIRST, K, V>(
-        scanned, first_v,
-        [to = final_state + slots.to, unit](int64 offset, float& x) { to[offset] = x * unit; });
+  Scan::leave_sequence(scanned, tile_v, slots, unit, state, state_scale, final_state);
 }

@@ -42,15 +42,5 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   if (!segment.last) return;
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h, segment.sequence, head, tile_v, chunk_offsets, e);
-  if constexpr (INPLACE_STATE) {
-    const float factor = unit / scale_at<Spec>(state_scale, slots.to_scale);
-    Scan::for_each_element(scanned, tile_v, V, [&](int row, int v, float& x) {
-      state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] =
-          from_float<STATE_DTYPE>(x * factor);
-    });
-  }
-  if constexpr (FINAL_STATE)
-    Scan::for_each_element(scanned, tile_v, V, [&](int row, int v, float& x) {
-      final_state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] = x * unit;
-    });
+  Scan::leave_sequence(scanned, tile_v, slots, unit, state, state_scale, final_state);
 }
