@@ -193,7 +193,8 @@ def run(
     """What the stage of that name gives for the problem of these fields, by the names of its tensors.
 
     Of what is given it takes what it needs. into: where it writes, of the outputs that are named there.
-    public: what errors call tensors, where that is not their name. Prepared at the first call, which a CUDA graph must not capture. No gradient is recorded.
+    public: what errors call tensors, where that is not their name. Prepared at the first call, which a CUDA graph must
+    not capture. No gradient is recorded.
     """
     for key, x in given.items():
         if x is not None:
