@@ -167,32 +167,34 @@ struct SegmentCombine {
   WYVERN_DEVICE static void copy_R(const float* segment_R, float* segment_state, int first,
                                    uint32 mask, int tile_v, SlotOf&& slot_of) {
     constexpr int kWidth = V % BV == 0 ? 4 : 1;
-    constexpr int kPieces = K * BV / kWidth;      // of a state
-    constexpr int kAhead = kSteps <= 8 ? 16 : 8;  // loads of a thread in flight
-    using Piece = Vector<float, kWidth>;
-    const auto offset_of = [&](int i) {
-      return i % kPieces / (BV / kWidth) * V + tile_v + i % (BV / kWidth) * kWidth;
-    };
-    const auto copied = [&](int i) {
-      return i < 32 * kPieces && (mask >> (i / kPieces) & 1U) != 0 &&
-             (V % BV == 0 || tile_v + i % BV < V);
-    };
-    const int end = mask == 0 ? 0 : 32 * kPieces;
-#pragma unroll 1
-    for (int from = thread_index(); from < end; from += kAhead * kThreads) {
-      Piece pieces[kAhead] = {};
+    constexpr int kOfRow = BV / kWidth, kOfState = K * kOfRow;
+    constexpr int kOfThread = ceil_div(kOfState, kThreads);
+    constexpr int kLoads = kSteps <= 8 ? 16 : 8;            // of a thread in flight
+    constexpr int kStates = larger(kLoads / kOfThread, 1);  // that they are of
+    Vector<float, kWidth> pieces[kStates][kOfThread];
+    const auto each = [&](int step, auto&& act) {
+      if ((mask >> step & 1U) == 0) return;
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const int i = from + j * kThreads;
-        if (copied(i))
-          pieces[j] = load<kWidth>(segment_R + slot_of(first + i / kPieces) * K * V + offset_of(i));
+      for (int n = 0; n < kOfThread; ++n) {
+        const int i = thread_index() + n * kThreads;
+        const int v = tile_v + i % kOfRow * kWidth;
+        if ((kOfState % kThreads == 0 || i < kOfState) && (V % BV == 0 || v < V))
+          act(n, i / kOfRow * V + v);
+      }
+    };
+#pragma unroll 1
+    for (int step = 0; step < 32 && mask >> step != 0; step += kStates) {
+#pragma unroll
+      for (int j = 0; j < kStates; ++j) {
+        if (step + j >= 32) break;
+        const float* const from = segment_R + slot_of(first + step + j) * K * V;
+        each(step + j, [&](int n, int offset) { pieces[j][n] = load<kWidth>(from + offset); });
       }
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const int i = from + j * kThreads;
-        if (copied(i))
-          store_vector(segment_state + slot_of(first + i / kPieces + 1) * K * V + offset_of(i),
-                       pieces[j]);
+      for (int j = 0; j < kStates; ++j) {
+        if (step + j >= 32) break;
+        float* const to = segment_state + slot_of(first + step + j + 1) * K * V;
+        each(step + j, [&](int n, int offset) { store_vector(to + offset, pieces[j][n]); });
       }
     }
   }
