@@ -171,7 +171,6 @@ struct SegmentCombine {
     constexpr int kOfThread = ceil_div(kOfState, kThreads);
     constexpr int kLoads = kSteps <= 8 ? 16 : 8;            // of a thread in flight
     constexpr int kStates = larger(kLoads / kOfThread, 1);  // that they are of
-    Vector<float, kWidth> pieces[kStates][kOfThread];
     const auto each = [&](int step, auto&& act) {
       if ((mask >> step & 1U) == 0) return;
 #pragma unroll
@@ -184,6 +183,7 @@ struct SegmentCombine {
     };
 #pragma unroll 1
     for (int step = 0; step < 32 && mask >> step != 0; step += kStates) {
+      Vector<float, kWidth> pieces[kStates][kOfThread] = {};
 #pragma unroll
       for (int j = 0; j < kStates; ++j) {
         if (step + j >= 32) break;
