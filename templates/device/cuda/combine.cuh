@@ -314,7 +314,7 @@ struct SegmentCombine {
     constexpr int kLoads = 16;  // of a thread in flight
 #pragma unroll 1
     for (int from = thread_index(); from < K * V; from += kLoads * kThreads) {
-      float x[kLoads];
+      float x[kLoads] = {};
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
         const int i = from + j * kThreads;
