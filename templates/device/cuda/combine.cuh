@@ -307,6 +307,25 @@ struct SegmentCombine {
     }
   }
 
+  /// Writes the state at a sequence's start, all columns. A pack may have many sequences of one
+  /// segment, and a block for each of their columns would take longer to start than to copy.
+  template <class Begin>
+  WYVERN_DEVICE static void copy_start(float* to, Begin&& begin) {
+    constexpr int kLoads = 16;  // of a thread in flight
+#pragma unroll 1
+    for (int from = thread_index(); from < K * V; from += kLoads * kThreads) {
+      float x[kLoads] = {};
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        const int i = from + j * kThreads;
+        if (i < K * V) x[j] = begin(i / V, i % V);
+      }
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j)
+        if (from + j * kThreads < K * V) to[from + j * kThreads] = x[j];
+    }
+  }
+
   /// Scans the segments of the block's sequence, forwards or backwards: writes the state at each
   /// one's near border and applies the segment to it. `begin(sequence, head, k, v)` is the state at
   /// the start.
@@ -318,6 +337,12 @@ struct SegmentCombine {
     const int sequence = block_row();
     const Segments<Backwards> slot_of(sequence, e, seq_offsets);
     const int steps = slot_of.steps;
+    if (steps == 0) {
+      if (tile_v == 0)
+        copy_start(segment_state + slot_of(0) * K * V,
+                   [&](int k, int v) { return begin(sequence, slot_of.head, k, v); });
+      return;
+    }
     // The first step from one on whose M is not 0; `steps` if there is none.
     uint32 forgotten = forgetting(segment_M, 0, steps, slot_of);
     int window = 0;  // of `forgotten`
