@@ -64,10 +64,12 @@ struct DeltaScan {
   static constexpr int kTilesV = V / BV;
   static constexpr sm90::Roles kRoles{.prepare = kPrepGroups,
                                       .mma = kConsumers,
-                                      .load_registers = kPipelined ? 56 : 64,
+                                      .load_registers = !kPipelined                ? 64
+                                                        : kOutput && !kSharesState ? 48
+                                                                                   : 56,
                                       .prepare_registers = kSharesState  ? 168
                                                            : !kPipelined ? 112
-                                                           : kOutput     ? 72
+                                                           : kOutput     ? 80
                                                                          : 88,
                                       .mma_registers = kSharesState  ? 248
                                                        : !kPipelined ? 224

@@ -26,9 +26,11 @@ struct DeltaForward {
                                               : sm90::Splits::each;
   static constexpr sm90::Roles kRoles{.prepare = kPrepGroups,
                                       .mma = kConsumers,
-                                      .load_registers = kPipelined ? 56 : 64,
+                                      .load_registers = !kPipelined ? 64
+                                                        : kQueries  ? 48
+                                                                    : 56,
                                       .prepare_registers = K > 128    ? 168
-                                                           : kQueries ? (kPipelined ? 72 : 112)
+                                                           : kQueries ? (kPipelined ? 80 : 112)
                                                                       : 120,
                                       .mma_registers = K > 128      ? 248
                                                        : kPipelined ? (kQueries ? 192 : 168)

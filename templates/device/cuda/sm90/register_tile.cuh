@@ -125,6 +125,25 @@ WYVERN_DEVICE void add_row_dots(RowPair& sum, const TileType& a, const TileType&
   }
 }
 
+/// |tile_r|^2 of this thread's rows.
+template <class TileType>
+WYVERN_DEVICE RowPair squares_of_rows(const TileType& tile) {
+  RowPair sum;
+#pragma unroll
+  for (int j = 0; j < TileType::kCols / 16; ++j) {
+    uint32 pairs[4];
+    load_matrix_x4(pairs, fragment_at(tile, 16 * j));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Float2 x = unpack<typename TileType::Element>(pairs[i]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        sum.at[i % 2] = fused_multiply_add(x.at[n], x.at[n], sum.at[i % 2]);
+    }
+  }
+  return sum.over_quads();
+}
+
 /// Writes what an A fragment holds to a tile of its size.
 template <class T, int Depth, class TileType>
 WYVERN_DEVICE void store_fragment(const TileType& to, const FragmentA<T, Depth>& x) {
@@ -145,11 +164,13 @@ WYVERN_DEVICE Accumulator<Depth> unpack(const FragmentA<T, Depth>& x) {
   return values;
 }
 
-/// 1 / sqrt(sum of squares + 1e-6) of a row of a tile, Unrolled times 8 columns at once.
-template <int Unrolled, class T, int Rows, int Cols>
+/// What a row with this sum of squares is multiplied by to have length 1.
+WYVERN_DEVICE float norm_scale(float squares) { return reciprocal_sqrt(squares + 1e-6f); }
+/// The same of a row of a tile.
+template <class T, int Rows, int Cols>
 WYVERN_DEVICE float norm_scale(const SwizzledTile<T, Rows, Cols>& tile, int row) {
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll Unrolled
+#pragma unroll 8
   for (int col = 0; col < Cols; col += 8) {
     const auto words = load<4>(reinterpret_cast<const uint32*>(tile.at(row, col)));
 #pragma unroll
@@ -159,7 +180,7 @@ WYVERN_DEVICE float norm_scale(const SwizzledTile<T, Rows, Cols>& tile, int row)
       sum[i] = fused_multiply_add(high, high, fused_multiply_add(low, low, sum[i]));
     }
   }
-  return reciprocal_sqrt((sum[0] + sum[1]) + (sum[2] + sum[3]) + 1e-6f);
+  return norm_scale((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 }  // namespace wyvern::cuda::sm90

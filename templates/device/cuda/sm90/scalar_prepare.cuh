@@ -120,7 +120,14 @@ struct ScalarPrepare {
       wait_for_tiles(at);
       Square x;
       multiply_by_keys(b.keys(at.buffer), at.buffer, x);
-      wait_for_factors(at, 0);
+      barrier_wait(barrier<kAt.factors_full>(at.buffer), at.parity);
+      if constexpr (S::QK_L2NORM) {
+        RowPair queries;
+        if constexpr (kQueries) queries = squares_of_rows(b.queries(at.buffer));
+        end_products<0>(x);
+        normalize(at.buffer, diagonal_of(x, warp), queries);
+        sync_named(kAt.consumers + 1, 128);
+      }
       const RowFactors factor(*this, at.buffer);
       const Decays decays = decays_of(at.buffer, warp);
       end_products<0>(x);
@@ -261,18 +268,31 @@ struct ScalarPrepare {
   /// The fence of hand_over(chunk_full) orders these reads of tiles before the next load to them:
   /// consumers wait for chunk_full before they arrive at tiles_empty.
   WYVERN_DEVICE void normalize(int stage) const {
-    constexpr int kUnroll = kAt.pipelined ? 2 : 8;
     const int thread = thread_index() % 128;
     const int row = thread % kChunkRows;
-    if (thread < kChunkRows) {
-      const float scale = norm_scale<kUnroll>(b.keys(stage), row);
-      b.scale_key(stage, row, scale);
+    if (thread < kChunkRows)
+      scale_key(stage, row, norm_scale(b.keys(stage), row));
+    else if constexpr (kQueries)
+      b.scale_query(stage, row, norm_scale(b.queries(stage), row));
+  }
+  /// The same from the sums of squares of the rows that four threads share, which take one each.
+  /// The squares of keys are the diagonal of K K^T: each wait for shared memory is long while
+  /// products of other warpgroups stream operands.
+  WYVERN_DEVICE void normalize(int stage, const RowPair& keys, const RowPair& queries) const {
+    const int half = lane_index() % 2;
+    const int row = Square::row(2 * half);
+    const RowPair& squares = lane_index() % 4 < 2 ? keys : queries;
+    const float scale = norm_scale(half == 0 ? squares.at[0] : squares.at[1]);
+    if (lane_index() % 4 < 2)
+      scale_key(stage, row, scale);
+    else if constexpr (kQueries)
+      b.scale_query(stage, row, scale);
+  }
+  WYVERN_DEVICE void scale_key(int stage, int row, float scale) const {
+    b.scale_key(stage, row, scale);
 #pragma unroll
-      for (int i = 0; i < kAnchors; ++i)
-        if (row < 16 * (i + 1)) factors<kAt.left>(stage)[anchored_columns(i + 1) + row] *= scale;
-    } else if constexpr (kQueries) {
-      b.scale_query(stage, row, norm_scale<kUnroll>(b.queries(stage), row));
-    }
+    for (int i = 0; i < kAnchors; ++i)
+      if (row < 16 * (i + 1)) factors<kAt.left>(stage)[anchored_columns(i + 1) + row] *= scale;
   }
 
   /// Starts x = rows K^T.
