@@ -95,10 +95,11 @@ inline std::int64_t sequence_splits(const Spec& s, const Extents& e, std::int64_
 
 /// Cost of a scan with `splits` splits of a sequence: the mean of its cost with fast decay, where a
 /// split's overlap is `overlap` chunks, and with slow decay, where the overlap of the last split is
-/// all of the sequence before it. Both are at least `least`.
+/// all of the sequence before it; `slow` is the latter's part where there are splits. Both are at
+/// least `least`.
 inline double split_scan_cost(cost::Pace pace, std::int64_t splits, std::int64_t overlap,
                               const Spec& s, const Workload& w, const Limits& limits,
-                              double least = 0) {
+                              double least = 0, double slow = 1) {
   const std::int64_t longest = cost::longest_scan(w);
   if (longest == 0) return cost::kLaunch;
   const auto chunks = static_cast<double>(longest);
@@ -112,7 +113,7 @@ inline double split_scan_cost(cost::Pace pace, std::int64_t splits, std::int64_t
   };
   const std::int64_t own = cuda::ceil_div(longest, splits);
   if (splits == 1) return time(longest);
-  return 0.5 * (time(std::min(own + overlap, longest)) + time(longest));
+  return 0.5 * (time(std::min(own + overlap, longest)) + slow * time(longest));
 }
 
 /// Cost of scans to the end of each sequence, or of each segment where sequences are split. A value

@@ -1066,6 +1066,27 @@ Problem problem_of_walk(std::string_view walk) {
   return p;
 }
 
+/// A head that does not decay gives each of two blocks half of the columns, and its others nothing;
+/// a head beside it splits its tokens, with overlaps of different lengths.
+TEST_F(EmulatedShares, OfWideBlocksMatchOracle) {
+  for (const std::int64_t heads : {1, 2, 3}) {
+    SCOPED_TRACE(heads);
+    Problem p = problem_of_walk("delta_forward.hopper");
+    p.H = p.HV = heads;
+    p.T = 6 / heads * 16 * 64 + 70;
+    p.initial_state = p.output_final_state = true;
+    OperatorData data = make_data(p, Gate::typical, 15);
+    HostTensor& g = data.tensors.at("g");
+    for (std::int64_t i = 0; i < p.T; ++i) {
+      g.set(i * heads, 0);  // of the first head; of the second slow first, then fast
+      if (heads > 1 && 5 * i < 2 * p.T) g.set(i * heads + 1, 0.02 * g.at(i * heads + 1));
+    }
+    const auto plan = plan_with(device(), data.problem, "delta_forward.hopper");
+    ASSERT_TRUE(plan.has_value());
+    check(prepare(data.problem, in_wide_blocks(*plan)), data);
+  }
+}
+
 /// Slots that sequences start from are where their final states go: the blocks of a sequence's
 /// first share read what that of its last one overwrites.
 TEST_F(EmulatedShares, UpdateStatesInPlace) {

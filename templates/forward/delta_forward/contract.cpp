@@ -41,18 +41,20 @@ std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
   return hopper::unsplit_blocks(s, e) * splits(s, e, limits);
 }
 
-/// Microseconds of a chunk in a block of 64 or 128 columns of V (one H200, 2026-11-26; means of
-/// fast and slow decay).
+/// Microseconds of a chunk in a block of 64 or 128 columns of V (one H200, 2026-11-26 and, of 128
+/// columns, 2026-11-29). Norms take the time of the one prep warpgroup beside two consumers.
 double chunk_time(const Spec& s) {
   if (s.K == 256) return 3.4;
   if (s.K == 64) return 1.33;
-  return s.BV > kColumns ? 2.6 : 1.83;
+  if (s.BV == kColumns) return 1.83;
+  return s.QK_L2NORM ? 2.8 : 2.6;
 }
 
-/// The same in a segment for its output. With K = 128, as that for its map, fitted to 114 whole
-/// plans (one H100 and one H200, 2026-11-26), off by 4 to 6%.
+/// The same in a segment for its output. With K = 128, as that for its map, fitted to whole plans
+/// (one H100 and one H200, 2026-11-26; one H200, 2026-11-29), off by 4 to 6%.
 cost::Pace resume_pace(const Spec& s) {
-  const double chunk = s.K == 256 ? 2.6 : s.K == 64 ? 0.84 : s.BV > kColumns ? 2.9 : 2.0;
+  const double wide = s.QK_L2NORM ? 2.75 : 2.5;
+  const double chunk = s.K == 256 ? 2.6 : s.K == 64 ? 0.84 : s.BV > kColumns ? wide : 2.0;
   return {6, (s.K == 128 || s.GATED ? 1.0 : 1.25) * chunk};
 }
 
@@ -89,13 +91,12 @@ double moved_with_kept(const Spec& s, const Workload& w, const Limits& limits) {
   return moved(rows(s, w) + kept, 0.75, s, limits);
 }
 
-/// Two blocks of 128 columns split a sequence's columns where slow decay keeps them from splitting
-/// its tokens.
+/// Of a sequence's blocks of 128 columns two split the columns where slow decay keeps them from
+/// splitting the tokens.
 double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
-  const std::int64_t count = splits(s, w.extents, limits);
-  const bool pair = s.BV > kColumns && count == 2;
-  return (pair ? 0.9 : 1.0) *
-         hopper::split_scan_cost({0, chunk_time(s)}, count, pair ? 8 : 16, s, w, limits);
+  const bool halves = s.BV > kColumns;
+  return hopper::split_scan_cost({0, chunk_time(s)}, splits(s, w.extents, limits), halves ? 8 : 16,
+                                 s, w, limits, /*least=*/0, /*slow=*/halves ? 0.73 : 1);
 }
 
 std::string illegal_anywhere(const Spec& s) {

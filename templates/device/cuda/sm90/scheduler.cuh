@@ -17,7 +17,7 @@ namespace wyvern::cuda::sm90 {
 enum class Splits {
   none,
   each,         ///< every split with its overlap
-  or_halves,    ///< the same; of two splits each may instead have half of the block's columns
+  or_halves,    ///< the same, or the first two blocks have half of the columns each, others nothing
   all_or_none,  ///< the last split has all chunks if its overlap reaches the sequence's start
 };
 
@@ -104,16 +104,28 @@ struct WholeSequence {
       static_cast<SequenceSplit&>(b) =
           split_all_or_none<Kernel::kRows>(sequence, split, splits, overlap_before);
     } else {
-      const bool may_halve = Kernel::kSplits == Splits::or_halves && splits == 2;
       const int all = ceil_div(sequence.tokens, Kernel::kRows);
-      const int first = static_cast<int>(int64{all} * (may_halve ? 1 : split) / splits);
-      const int overlap = kMaySplit && first > 0 ? overlap_before(first) : 0;
-      // Both blocks decide by the second split's overlap. A chunk of 64 columns takes about 0.75 of
-      // the time of one of 128.
-      b.halves = may_halve && 4 * (all - first + overlap) > 3 * all;
-      if (b.halves) first_consumer = split;
-      static_cast<SequenceSplit&>(b) = split_sequence<Kernel::kRows>(
-          sequence, b.halves ? 0 : split, b.halves ? 1 : splits, [&](int) { return overlap; });
+      const int last = static_cast<int>(int64{all} * (splits - 1) / splits);
+      int overlap = 0;  // of the last split, by which all blocks of the sequence decide
+      b.halves = false;
+      if constexpr (Kernel::kSplits == Splits::or_halves) {
+        if (last > 0) overlap = overlap_before(last);
+        // A chunk of 64 columns takes about 0.75 of the time of one of 128.
+        b.halves = splits > 1 && 4 * (all - last + overlap) > 3 * all;
+      }
+      if (b.halves) {
+        first_consumer = split;
+        static_cast<SequenceSplit&>(b) = {};
+        if (split < Kernel::kRoles.mma)
+          static_cast<SequenceSplit&>(b) =
+              split_sequence<Kernel::kRows>(sequence, 0, 1, overlap_before);
+      } else {
+        static_cast<SequenceSplit&>(b) =
+            split_sequence<Kernel::kRows>(sequence, split, splits, [&](int first) {
+              const bool known = Kernel::kSplits == Splits::or_halves && first == last;
+              return known ? overlap : kMaySplit ? overlap_before(first) : 0;
+            });
+      }
     }
     if (b.chunks == 0 && !b.to_end) {
       if constexpr (S::INPLACE_STATE && kMaySplit)
