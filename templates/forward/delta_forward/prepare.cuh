@@ -50,6 +50,8 @@ using ScalarRows = sm90::ScalarRows<Spec>;
 /// The norm scale of a key near 0 is up to 1000, and V' enters the state times it: fp16 may
 /// overflow.
 constexpr bool kMayOverflow = QK_L2NORM && !sm90::kIsBf16<DTYPE>;
+/// scale_key() finds a warp's largest factor, and where A is pipelined not all lanes call it.
+static_assert(!kMayOverflow || !kPipelined);
 /// In a chunk with a factor above kMaxFactor, V' and the state are multiplied by kRoom until V' is
 /// added: V' of up to 2^13 fits in any case, and other rows' factors keep their digits.
 constexpr float kMaxFactor = 8.0f;
