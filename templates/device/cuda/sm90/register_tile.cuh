@@ -70,40 +70,51 @@ WYVERN_DEVICE Float2 unpack(uint32 pair) {
            to_float(T{static_cast<uint16>(pair >> 16U)})}};
 }
 
-/// sum_r += x_r . tile_r, this thread's part of it.
-template <int N, class TileType>
-WYVERN_DEVICE void add_row_dots(RowPair& sum, const Accumulator<N>& x, const TileType& tile) {
+/// Calls act(i, x) for each pair x of neighbours in this thread's two rows of a tile: elements i
+/// and i + 1 of an accumulator of its size, of row i / 2 % 2.
+template <class TileType, class Act>
+WYVERN_DEVICE void visit_pairs(const TileType& tile, Act&& act) {
 #pragma unroll
-  for (int j = 0; j < N / 16; ++j) {
+  for (int j = 0; j < TileType::kCols / 16; ++j) {
     uint32 pairs[4];
     load_matrix_x4(pairs, fragment_at(tile, 16 * j));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const Float2 y = unpack<typename TileType::Element>(pairs[i]);
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-        sum.at[i % 2] = fused_multiply_add(x.x[8 * j + 2 * i + n], y.at[n], sum.at[i % 2]);
-    }
+    for (int i = 0; i < 4; ++i) act(8 * j + 2 * i, unpack<typename TileType::Element>(pairs[i]));
   }
+}
+
+/// sum_r += x_r . tile_r, this thread's part of it.
+template <int N, class TileType>
+WYVERN_DEVICE void add_row_dots(RowPair& sum, const Accumulator<N>& x, const TileType& tile) {
+  static_assert(N == TileType::kCols);
+  visit_pairs(tile, [&](int i, const Float2& y) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+      sum.at[i / 2 % 2] = fused_multiply_add(x.x[i + n], y.at[n], sum.at[i / 2 % 2]);
+  });
 }
 
 /// x += factor_r tile_r in each row r.
 template <int N, class TileType>
 WYVERN_DEVICE void add_rows(Accumulator<N>& x, const RowPair& factor, const TileType& tile) {
+  static_assert(N == TileType::kCols);
+  visit_pairs(tile, [&](int i, const Float2& y) {
 #pragma unroll
-  for (int j = 0; j < N / 16; ++j) {
-    uint32 pairs[4];
-    load_matrix_x4(pairs, fragment_at(tile, 16 * j));
+    for (int n = 0; n < 2; ++n)
+      x.x[i + n] = fused_multiply_add(factor.at[i / 2 % 2], y.at[n], x.x[i + n]);
+  });
+}
+
+/// |tile_r|^2 of this thread's rows.
+template <class TileType>
+WYVERN_DEVICE RowPair squares_of_rows(const TileType& tile) {
+  RowPair sum;
+  visit_pairs(tile, [&](int i, const Float2& x) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const Float2 y = unpack<typename TileType::Element>(pairs[i]);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        float& to = x.x[8 * j + 2 * i + n];
-        to = fused_multiply_add(factor.at[i % 2], y.at[n], to);
-      }
-    }
-  }
+    for (int n = 0; n < 2; ++n)
+      sum.at[i / 2 % 2] = fused_multiply_add(x.at[n], x.at[n], sum.at[i / 2 % 2]);
+  });
+  return sum.over_quads();
 }
 
 /// sum_r += a_r . b_r of two tiles, this thread's part of it.
@@ -123,25 +134,6 @@ WYVERN_DEVICE void add_row_dots(RowPair& sum, const TileType& a, const TileType&
         sum.at[i % 2] = fused_multiply_add(left.at[n], right.at[n], sum.at[i % 2]);
     }
   }
-}
-
-/// |tile_r|^2 of this thread's rows.
-template <class TileType>
-WYVERN_DEVICE RowPair squares_of_rows(const TileType& tile) {
-  RowPair sum;
-#pragma unroll
-  for (int j = 0; j < TileType::kCols / 16; ++j) {
-    uint32 pairs[4];
-    load_matrix_x4(pairs, fragment_at(tile, 16 * j));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const Float2 x = unpack<typename TileType::Element>(pairs[i]);
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-        sum.at[i % 2] = fused_multiply_add(x.at[n], x.at[n], sum.at[i % 2]);
-    }
-  }
-  return sum.over_quads();
 }
 
 /// Writes what an A fragment holds to a tile of its size.
